@@ -1,0 +1,1 @@
+"""Device code and its host wrappers. Nothing in here imports SGLang."""

@@ -1,0 +1,1 @@
+"""Paged attention for MiMo's head sizes: the reference today, the FlyDSL kernels beside it."""
