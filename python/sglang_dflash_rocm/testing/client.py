@@ -80,12 +80,13 @@ def generate(
     )
 
 
-def chat(
-    url: str, content: str, max_new_tokens: int, *, timeout_s: float = 120, dp_rank: int | None = None
-) -> tuple[str, Answer]:
-    """``POST /v1/chat/completions``, streamed; the text and the record (``tokens`` is empty: the route has none).
+def chat(url: str, content: str, max_new_tokens: int, *, timeout_s: float = 120, dp_rank: int | None = None) -> Answer:
+    """``POST /v1/chat/completions``, streamed, of a model with the tiny tokenizer (one word ``w<id>`` per token).
 
     The route does not say which DP rank answered, so ``dp_rank`` pins one and is what the record carries.
+
+    Raises:
+        As :func:`generate`.
     """
     body = {
         "model": "default",
@@ -99,29 +100,25 @@ def chat(
     }
     if dp_rank is not None:
         body["routed_dp_rank"] = dp_rank
-    text, finish, chunks, details, cached = [], "", 0, None, 0
+    text, finish, chunks, details = "", "", 0, {}
     for event in _events(f"{url}/v1/chat/completions", body, timeout_s):
-        details = (event.get("sglext") or {}).get("spec_tokens_details") or details
-        cached = ((event.get("usage") or {}).get("prompt_tokens_details") or {}).get("cached_tokens", cached)
+        for part in (event, *event.get("choices", [])):
+            details = (part.get("sglext") or {}).get("spec_tokens_details") or details
         for choice in event.get("choices", []):
-            details = (choice.get("sglext") or {}).get("spec_tokens_details") or details
             if piece := choice["delta"].get("content"):
-                text.append(piece)
-                chunks += 1
+                text, chunks = text + piece, chunks + 1
             finish = choice.get("finish_reason") or finish
     if not finish:
         raise RuntimeError(f"/v1/chat/completions ended without a finish reason after {chunks} chunks")
-    details = details or {}
-    record = Answer(
-        tokens=[],
+    return Answer(
+        tokens=[int(word.removeprefix("w")) for word in text.split()],
         dp_rank=dp_rank,
         verify_steps=details.get("spec_verify_ct"),
         accepted=details.get("spec_num_correct_drafts"),
-        cached_tokens=cached or 0,
+        cached_tokens=0,
         chunks=chunks,
         finish=finish,
     )
-    return "".join(text), record
 
 
 def generate_many(

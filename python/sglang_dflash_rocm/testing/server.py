@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import os
 import random
+import re
 import shlex
 import signal
 import socket
@@ -26,6 +27,7 @@ SWALLOWED_ERRORS = (
     "Failed to load plugin",
 )
 FATAL_LINES = ("Scheduler hit an exception", "hit an exception: Traceback", "Received sigquit from a child")
+_PLUGIN_LINE = re.compile(r"sglang-dflash-rocm \S+ on SGLang \S+: hooks active")
 _LOOPBACK = "127.0.0.1"
 
 
@@ -197,6 +199,10 @@ class Server:
     def swallowed_errors(self) -> list[str]:
         """Log lines in which SGLang reports a plugin or hook error that it went on without."""
         return [line for line in self.log_text().splitlines() if any(text in line for text in SWALLOWED_ERRORS)]
+
+    def plugin_lines(self) -> list[str]:
+        """The line that each process with active hooks of ours logs: package, SGLang version, hooks."""
+        return [line.strip() for line in self.log_text().splitlines() if _PLUGIN_LINE.search(line)]
 
     def failure(self, what: str, lines: int = 25) -> ServerError:
         """A :class:`ServerError` that names the log and shows its end."""

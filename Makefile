@@ -1,0 +1,40 @@
+# `make demo` runs the main job, `make test` the tests. Both set up .venv first; Python 3.11 (or 3.10, 3.12), gcc and
+# make are all that must be there. pip's own settings decide where packages come from.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: venv demo test test-all lint format docs clean
+
+venv: $(STAMP)
+
+# --no-deps throughout: the lock is a closed set, and SGLang's own list would pull several GB of CUDA packages.
+$(STAMP): requirements/cpu.lock pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -r requirements/cpu.lock
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	$(BIN)/python -m sglang_dflash_rocm.cpu.torchvision_shim
+	touch $@
+
+demo: $(STAMP)
+	$(BIN)/dflash-rocm demo
+
+test: $(STAMP)
+	$(BIN)/python -m pytest -m "not slow"
+
+test-all: $(STAMP)
+	$(BIN)/python -m pytest
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) build dist
