@@ -1,0 +1,83 @@
+"""Named checks of answers. Tests use them to pass; the fault tests use the same ones to show that they fail."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from sglang_dflash_rocm.testing.client import Answer, generate_many
+from sglang_dflash_rocm.testing.server import Server
+
+
+@dataclass(frozen=True)
+class Load:
+    """Prompts, how many tokens each asks for, and the tokens that are right."""
+
+    prompts: list[list[int]]
+    new_tokens: list[int]
+    expected: list[list[int]]
+
+    def ask(self, url: str, **kwargs) -> list[Answer]:
+        """All prompts at once."""
+        return generate_many(url, self.prompts, self.new_tokens, **kwargs)
+
+
+def check_tokens(answers: Sequence[Answer], expected: Sequence[Sequence[int]]) -> None:
+    """Every answer is the expected one, token by token."""
+    wrong = {
+        index: next((i for i, (a, b) in enumerate(zip(answer.tokens, want, strict=False)) if a != b), "length")
+        for index, (answer, want) in enumerate(zip(answers, expected, strict=True))
+        if answer.tokens != list(want)
+    }
+    assert not wrong, f"tokens differ; first difference by request: {wrong}"
+
+
+def check_accepted(answers: Sequence[Answer], baseline: Sequence[Answer]) -> None:
+    """Accepted drafts and verify steps of each request are those of the run without DP attention."""
+    got = [(a.accepted, a.verify_steps) for a in answers]
+    want = [(b.accepted, b.verify_steps) for b in baseline]
+    assert got == want, f"(accepted, verify steps) by request: got {got}, without DP {want}"
+
+
+def check_drafts_help(answers: Sequence[Answer], least: float = 2.0) -> None:
+    """Speculation is worth something on every DP rank that answered: tokens per verify step above ``least``."""
+    for rank in {a.dp_rank for a in answers}:
+        mine = [a for a in answers if a.dp_rank == rank]
+        rate = sum(len(a.tokens) for a in mine) / sum(a.verify_steps for a in mine)
+        assert rate > least, f"DP rank {rank}: {rate:.2f} tokens per verify step, must be above {least}"
+
+
+def check_log(server: Server) -> None:
+    """No plugin or hook error was swallowed, and every process that runs SGLang's loader has our hooks."""
+    assert not server.swallowed_errors(), server.swallowed_errors()
+    processes = server.config.tp + (3 if server.config.dp > 1 else 2)
+    assert len(server.plugin_lines()) >= processes, f"hooks active in {len(server.plugin_lines())} of {processes}"
+
+
+def check_all_answer(server: Server, call: Callable[[], list[Answer]], within_s: float) -> list[Answer]:
+    """The answers of ``call``, which must arrive in time; a server that hangs or dies fails with its log."""
+    result: list = []
+    worker = threading.Thread(target=lambda: result.append(_outcome(call)), daemon=True)
+    worker.start()
+    worker.join(within_s)
+    assert result, str(server.failure(f"no answer within {within_s:.0f} s"))
+    assert not isinstance(result[0], Exception), str(server.failure(f"a request failed: {result[0]}"))
+    return result[0]
+
+
+def _outcome(call):
+    try:
+        return call()
+    except Exception as error:
+        return error
+
+
+def wait_for(condition: Callable[[], bool], within_s: float, what: str) -> float:
+    """Seconds until ``condition()`` holds."""
+    start = time.monotonic()
+    while not condition():
+        assert time.monotonic() - start < within_s, f"{what}: not within {within_s:.0f} s"
+        time.sleep(0.2)
+    return time.monotonic() - start

@@ -1,0 +1,92 @@
+"""Faults put into the real server on purpose, each caught by the check that is meant for it; and a killed scheduler."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from checks import check_accepted, check_all_answer, check_log, check_tokens, wait_for
+from conftest import DRAFT, with_models
+from sglang_dflash_rocm.testing.server import Server, ServerConfig, ServerError
+
+HERE = Path(__file__).parent
+WATCHDOG_S = 12
+
+
+@pytest.fixture
+def faulty(models, tmp_path):
+    """``faulty(name)``: the configuration of a server in which the fault ``name`` of ``faults.py`` is active."""
+    info = tmp_path / "dflash_faults-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: dflash-faults\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[sglang.srt.plugins]\ndflash_faults = faults:install\n")
+
+    def config(name: str) -> ServerConfig:
+        base = with_models(ServerConfig("base", DRAFT, tp=2, dp=2, watchdog_s=WATCHDOG_S), models)
+        path = os.pathsep.join([str(tmp_path), str(HERE), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+        return dataclasses.replace(base, env={"DFLASH_FAULT": name, "PYTHONPATH": path})
+
+    return config
+
+
+def test_an_extra_accepted_token_changes_the_tokens(faulty, start_server, load):
+    with start_server("fault-accept", faulty("extra_token")) as server:
+        answers = check_all_answer(server, lambda: load.ask(server.url), 120)
+        with pytest.raises(AssertionError, match="tokens differ"):
+            check_tokens(answers, load.expected)
+
+
+@pytest.mark.parametrize("fault", ["wrong_embedding", "no_draft_kv"])
+def test_a_broken_draft_shows_only_in_the_accepted_counts(faulty, start_server, load, single_rank_answers, fault):
+    with start_server(f"fault-{fault}", faulty(fault)) as server:
+        answers = check_all_answer(server, lambda: load.ask(server.url), 120)
+        check_tokens(answers, load.expected)
+        with pytest.raises(AssertionError, match="accepted, verify steps"):
+            check_accepted(answers, single_rank_answers)
+
+
+def test_an_idle_rank_that_skips_verify_is_a_hang_and_the_watchdog_ends_it(faulty, start_server, load):
+    with start_server("fault-idle", faulty("idle_skips_verify")) as server:
+        with pytest.raises(AssertionError, match="no answer within|a request failed"):
+            check_all_answer(server, lambda: load.ask(server.url, dp_rank=0), WATCHDOG_S)
+        wait_for(lambda: not server.alive(), 6 * WATCHDOG_S, "the watchdog ends the server")
+        assert "Watchdog" in server.log_text() or "watchdog" in server.log_text()
+    assert not server.leftovers()
+
+
+@pytest.mark.parametrize("fault", ["hook_dropped", "hook_overwritten"])
+def test_a_hook_that_was_not_applied_stops_the_start(faulty, tmp_path, fault):
+    server = Server(faulty(fault), tmp_path / "server.log")
+    start = time.monotonic()
+    with server, pytest.raises(ServerError, match="ended with exit code [^0]"):
+        server.wait_ready(90)
+    assert time.monotonic() - start < 90
+    assert "sglang.srt.layers.dp_attention.memcpy" in server.log_text()
+    with pytest.raises(AssertionError, match="hooks active in"):
+        check_log(server)
+    assert not server.leftovers()
+
+
+def test_a_killed_scheduler_ends_the_server_with_a_clear_error(models, start_server):
+    config = with_models(ServerConfig("base", DRAFT, tp=2, dp=2, watchdog_s=WATCHDOG_S), models)
+    with start_server("killed-scheduler", config) as server:
+        schedulers = [p for p in psutil.Process(server.pid).children(recursive=True) if "scheduler" in _title(p)]
+        assert len(schedulers) == 2, [_title(p) for p in server.leftovers()]
+        schedulers[1].send_signal(signal.SIGKILL)
+        wait_for(lambda: not server.alive(), 4 * WATCHDOG_S, "the server ends")
+        wait_for(lambda: not server.leftovers(), WATCHDOG_S, "every process ends by itself")
+        log = server.log_text()
+    assert "scheduler" in log.lower() and ("-9" in log or "SIGKILL" in log or "died" in log or "exited" in log)
+
+
+def _title(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
