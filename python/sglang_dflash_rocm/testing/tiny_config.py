@@ -8,7 +8,7 @@ import json
 from dataclasses import dataclass
 
 #: Raised whenever the same configuration gives other weights or files, so that old directories are rebuilt.
-GENERATOR_VERSION = 1
+GENERATOR_VERSION = 2
 
 #: ``config.json`` key of the fused layout; the number of interleaved shards is ``num_key_value_heads``
 #: (SGLang ``srt/configs/model_config.py``, ``get_mimo_v2_fused_qkv_expected_tp_size``).
@@ -24,14 +24,14 @@ class TinyConfig:
     """
 
     variant: str = "base"
-    seed: int = 0
+    seed: int = 5
     vocab_size: int = 512
     hidden_size: int = 64
     intermediate_size: int = 96
     num_attention_heads: int = 8
     num_key_value_heads: int = 2
-    head_dim: int = 24
-    v_head_dim: int = 16
+    head_dim: int = 48
+    v_head_dim: int = 32
     #: 0 is a full layer, 1 an SWA layer.
     hybrid_layer_pattern: tuple[int, ...] = (0, 1, 1, 0)
     #: Keys that a query of an SWA layer sees, its own included.
@@ -48,20 +48,24 @@ class TinyConfig:
 
     block_size: int = 8
     target_layer_ids: tuple[int, ...] = (0, 2)
-    draft_head_dim: int = 16
+    draft_head_dim: int = 32
     draft_num_key_value_heads: int = 4
     draft_layer_types: tuple[str, ...] = ("sliding_attention", "full_attention")
+    draft_rope_theta: float = 10_000.0
     #: Keys that a row of a sliding draft layer sees, its own included.
     draft_sliding_window: int = 16
     #: ``None`` leaves it to the layer type: sliding layers causal, full layers not.
     draft_is_causal: bool | None = None
 
-    #: The target likes to emit the token this many positions before the one it predicts.
-    copy_period: int = 6
-    #: Weight of what the target copies, relative to the current token's embedding.
+    #: The target likes to continue the token this many positions before the one it predicts.
+    copy_period: int = 7
+    #: Weight of that vote in the residual stream, relative to the current token's embedding.
     copy_gain: float = 2.5
-    #: Weight of the random attention and MLP outputs that break the copying.
-    noise: float = 1.0
+    #: Weight of the current token's vote for another successor, which the draft does not know.
+    surprise: float = 0.8
+    #: Weights of the random attention and MLP outputs, which decide between the two votes.
+    attention_noise: float = 1.2
+    mlp_noise: float = 0.3
     #: Weight of the random part of the draft.
     draft_noise: float = 0.5
 
@@ -171,7 +175,7 @@ class TinyConfig:
             "hidden_act": "silu",
             "rms_norm_eps": 1e-6,
             "max_position_embeddings": self.max_position_embeddings,
-            "rope_theta": 10_000.0,
+            "rope_theta": self.draft_rope_theta,
             "attention_bias": False,
             "tie_word_embeddings": False,
             "layer_types": list(self.draft_layer_types),
@@ -195,11 +199,21 @@ class TinyConfig:
         return config
 
 
-#: The variants by name. ``wide`` has the head sizes of MiMo-V2.6-Flash and its draft.
+#: The variants by name. ``wide`` has the head sizes of MiMo-V2.6-Flash and its draft. Seeds and noise are chosen so
+#: that greedy answers to ``tiny_prompts`` leave comfortable gaps between best and second-best logit, with mean accept
+#: lengths of 2.5 to 4.5; ``test/unit/test_references.py`` holds them to it.
 VARIANTS: dict[str, TinyConfig] = {
     "base": TinyConfig(),
     "fused": TinyConfig(variant="fused", fused_qkv=True),
-    "wide": TinyConfig(variant="wide", head_dim=192, v_head_dim=128, draft_head_dim=128),
+    "wide": TinyConfig(
+        variant="wide",
+        seed=2,
+        head_dim=192,
+        v_head_dim=128,
+        draft_head_dim=128,
+        surprise=0.85,
+        attention_noise=1.4,
+    ),
 }
 
 

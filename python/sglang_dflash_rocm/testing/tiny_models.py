@@ -6,6 +6,7 @@ The same arguments give the same bytes. Weights are float32, so that greedy toke
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -109,7 +110,7 @@ def _replace(work: Path, root: Path, fingerprint: str) -> None:
     """Move a finished directory into place; a parallel build of the same pair may win."""
     work.chmod(0o755)
     old = work.with_name(work.name + ".old")
-    if root.exists():
+    with contextlib.suppress(FileNotFoundError):
         os.replace(root, old)
     try:
         os.replace(work, root)
