@@ -19,7 +19,7 @@ READY_S = 240
 def models(tmp_path_factory) -> dict[str, TinyModels]:
     """The tiny checkpoints by variant."""
     root = tmp_path_factory.mktemp("models")
-    return {variant: build_tiny_models(root / variant, variant) for variant in ("base", "fused", "wide")}
+    return {variant: build_tiny_models(root, variant) for variant in ("base", "fused", "wide")}
 
 
 @pytest.fixture(scope="session")

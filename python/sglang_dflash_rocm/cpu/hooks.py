@@ -74,3 +74,10 @@ def keep_checkpoint_sizes(model_config, load_config, tp_size):
 def flatten_all_gather(group, output: torch.Tensor, input: torch.Tensor):
     """BEFORE: gloo wants output and input of the same rank where NCCL only counts elements."""
     return (group, output.view(-1), input.reshape(-1)), {}
+
+
+def get_last_loc(req_to_token: torch.Tensor, req_pool_indices_tensor: torch.Tensor, prefix_lens_tensor: torch.Tensor):
+    """REPLACE: upstream's own torch variant, which it takes for the backend name ``torch_native`` only."""
+    from sglang.srt.mem_cache.allocation import get_last_loc_torch
+
+    return get_last_loc_torch(req_to_token, req_pool_indices_tensor, prefix_lens_tensor)

@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -99,6 +100,7 @@ class Server:
         self.port = free_port()
         self.url = f"http://{_LOOPBACK}:{self.port}"
         self._process: subprocess.Popen | None = None
+        self._scratch: tempfile.TemporaryDirectory | None = None
 
     def __enter__(self) -> Server:
         self.start()
@@ -125,7 +127,9 @@ class Server:
     def start(self) -> None:
         """Start the launcher in a session of its own, logging to :attr:`log`."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        env = {**os.environ, **self.config.environment()}
+        # SGLang leaves the files of its sockets behind when it is stopped; they go into a folder that we remove.
+        self._scratch = tempfile.TemporaryDirectory(prefix="dflash-", ignore_cleanup_errors=True)
+        env = {**os.environ, "TMPDIR": self._scratch.name, **self.config.environment()}
         with self.log.open("wb") as out:
             self._process = subprocess.Popen(
                 self.command(),
@@ -166,21 +170,29 @@ class Server:
         return self._process.wait(timeout_s)
 
     def stop(self, grace_s: float = 5.0) -> None:
-        """End every process of the server and wait until all are gone. Safe to call twice."""
+        """End every process of the server, wait until all are gone, remove their sockets and shared memory.
+
+        Safe to call twice.
+
+        Raises:
+            ServerError: a process survived SIGKILL.
+        """
         if self._process is None:
             return
-        ours = self.leftovers()
-        for sig, wait_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, 10.0)):
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, sig)
-            _gone, ours = psutil.wait_procs(ours, timeout=wait_s)
-            ours = [*ours, *self.leftovers()]
-            if not ours and self._process.poll() is not None:
-                return
-            for process in ours:
+        shared = _shared_memory(self.leftovers())
+        # The launcher takes its children with it on SIGTERM; signalling them too would look like a crash to it.
+        launcher = [psutil.Process(self.pid)] if self.alive() else []
+        for number, targets, wait_s in ((signal.SIGTERM, launcher, grace_s), (signal.SIGKILL, None, 10.0)):
+            ours = self.leftovers()
+            for process in ours if targets is None else targets:
                 with contextlib.suppress(psutil.Error):
-                    process.send_signal(signal.SIGKILL)
-        self._process.wait(5)
+                    process.send_signal(number)
+            psutil.wait_procs(ours, timeout=wait_s)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(0.1)
+        self._scratch.cleanup()
+        for path in shared:
+            path.unlink(missing_ok=True)
         if left := self.leftovers():
             raise self.failure(f"processes survived SIGKILL: {[p.pid for p in left]}")
 
@@ -225,6 +237,18 @@ def free_port() -> int:
                 continue
             return candidate
     raise ServerError("no free port between 20000 and 30000 on the loopback address")
+
+
+def _shared_memory(processes: list[psutil.Process]) -> set[Path]:
+    """Named shared memory that the processes have mapped; SGLang unlinks little of it, even on a graceful exit."""
+    paths = set()
+    for process in processes:
+        with contextlib.suppress(OSError):
+            for line in Path(f"/proc/{process.pid}/maps").read_text().splitlines():
+                path = line.partition("/dev/shm/")[2]
+                if path and not path.endswith("(deleted)"):
+                    paths.add(Path("/dev/shm") / path)
+    return paths
 
 
 def _terminate_with_parent() -> None:
