@@ -1,11 +1,10 @@
-"""Entry point of the CPU platform. Imports nothing: SGLang calls it in every process to ask whether it is on."""
+"""Entry point of the CPU platform. SGLang asks it in every process, so it imports next to nothing."""
 
 from __future__ import annotations
 
 import os
 
-#: Name of the entry point and value of ``SGLANG_PLATFORM`` that selects the platform.
-PLATFORM_NAME = "dflash_cpu"
+from sglang_dflash_rocm.gate import PLATFORM_NAME, cpu_platform_blockers
 
 
 def activate() -> str | None:
@@ -16,8 +15,6 @@ def activate() -> str | None:
     """
     if os.environ.get("SGLANG_PLATFORM") != PLATFORM_NAME:
         return None
-    from sglang_dflash_rocm.gate import cpu_platform_blockers
-
     blockers = cpu_platform_blockers(os.environ)
     if blockers:
         raise RuntimeError("SGLANG_PLATFORM=dflash_cpu cannot work: " + "; ".join(blockers))

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import torch
 
+#: VALUE: there is no accelerator in this process, so there is nothing to pin host memory for.
+IS_CPU = True
+
 
 def handle_dflash(original, server_args):
     """AROUND ``_handle_dflash``: its DP attention branch knows CUDA and NPU only. Keeps the branch's other checks."""

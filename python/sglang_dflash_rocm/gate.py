@@ -1,0 +1,160 @@
+"""Is anything of ours asked for, and by what? Decides whether a broken contract stops the start or is ignored."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sglang_dflash_rocm import environ
+
+logger = logging.getLogger(__name__)
+
+#: Name of the platform's entry point and value of ``SGLANG_PLATFORM`` that selects it.
+PLATFORM_NAME = "dflash_cpu"
+
+#: Name of our entry point in group ``sglang.srt.plugins``, as ``SGLANG_PLUGINS`` lists it.
+PLUGIN_NAME = "dflash_rocm"
+_KFD_NODES = Path("/sys/class/kfd/kfd/topology/nodes")
+_GFX942 = "90402"
+_BACKEND_FLAGS = ("--attention-backend", "--decode-attention-backend", "--prefill-attention-backend")
+_DRAFT_BACKEND_FLAG = "--speculative-draft-attention-backend"
+
+
+@dataclass(frozen=True)
+class Request:
+    """``feature`` is asked for by ``source`` (a flag or variable with its value).
+
+    ``group`` names the hooks that serve it, empty if there are none; ``refusal`` says why it cannot be had at all, and
+    ``warning`` what the user should know although the server may start.
+    """
+
+    feature: str
+    source: str
+    group: str = ""
+    refusal: str = ""
+    warning: str = ""
+
+
+def requested(env: Mapping[str, str], argv: Sequence[str], gfx942: bool | None = None) -> list[Request]:
+    """What the environment and the command line ask for. ``argv`` is inherited by every process SGLang spawns.
+
+    Args:
+        gfx942: whether such a GPU is present; ``None`` looks.
+
+    Raises:
+        ValueError: a variable of ours has a value that is not allowed.
+    """
+    flags = _flags(argv)
+    found = []
+    if env.get("SGLANG_PLATFORM") == PLATFORM_NAME:
+        found.append(Request("CPU platform", f"SGLANG_PLATFORM={PLATFORM_NAME}", group="cpu"))
+    for flag in (*_BACKEND_FLAGS, _DRAFT_BACKEND_FLAG):
+        if flags.get(flag) == "flydsl":
+            found.append(_flydsl(f"{flag} flydsl"))
+    if env.get("SGLANG_AITER_PA_DECODE_IMPL") == "flydsl":
+        found.append(_flydsl("SGLANG_AITER_PA_DECODE_IMPL=flydsl"))
+    if flags.get("--speculative-algorithm", "").upper() == "DFLASH":
+        found += _dflash("--speculative-algorithm DFLASH", gfx942)
+    for variable in environ.VARIABLES:
+        if variable.asks and variable.is_set(env):
+            found.append(Request(variable.doc, f"{variable.name}={env[variable.name]}", group="core"))
+        variable.get(env)
+    return found
+
+
+def requested_by(server_args: Any, gfx942: bool | None = None) -> list[Request]:
+    """The same question put to resolved server arguments."""
+    argv = []
+    for flag in (*_BACKEND_FLAGS, _DRAFT_BACKEND_FLAG, "--speculative-algorithm"):
+        value = getattr(server_args, flag.removeprefix("--").replace("-", "_"), None)
+        argv += [flag, str(value)] if value else []
+    return requested({}, argv, gfx942)
+
+
+def check_resolved_server_args(_result: None, server_args: Any) -> None:
+    """AFTER ``check_server_args``: what only a config file or the Python engine said.
+
+    Raises:
+        SystemExit: a feature is asked for that this version does not have.
+    """
+    from sglang.srt.arg_groups.overrides import resolved_view
+
+    refuse_and_warn(requested_by(resolved_view(server_args)))
+
+
+def refuse_and_warn(requests: Sequence[Request]) -> None:
+    """Stop on the first feature that cannot be had; log what the user should know about the others."""
+    refusals = [f"{request.source}: {request.refusal}" for request in requests if request.refusal]
+    if refusals:
+        stop(refusals)
+    for request in requests:
+        if request.warning:
+            logger.warning("sglang-dflash-rocm: %s: %s", request.source, request.warning)
+
+
+def stop(reasons: Sequence[object]) -> None:
+    """End the process with the reasons on stderr. SGLang swallows a plugin's ``Exception``, not a ``SystemExit``."""
+    print(
+        "\n".join(["sglang-dflash-rocm refuses to start:", *(f"  - {reason}" for reason in reasons)]), file=sys.stderr
+    )
+    raise SystemExit(3)
+
+
+def cpu_platform_blockers(env: Mapping[str, str]) -> list[str]:
+    """Why the CPU platform's hooks would not be installed although the platform is selected."""
+    found = []
+    if not environ.SGLANG_DFLASH_ROCM.get(env):
+        found.append("SGLANG_DFLASH_ROCM=0 turns off the hooks that it needs: unset it")
+    if reason := plugin_list_excludes_us(env):
+        found.append(reason)
+    return found
+
+
+def plugin_list_excludes_us(env: Mapping[str, str]) -> str:
+    """A sentence if ``SGLANG_PLUGINS`` keeps SGLang from loading us, else an empty string."""
+    listed = [name.strip() for name in env.get("SGLANG_PLUGINS", "").split(",") if name.strip()]
+    if listed and PLUGIN_NAME not in listed:
+        return f"SGLANG_PLUGINS={env['SGLANG_PLUGINS']} leaves out {PLUGIN_NAME}: add it to the list"
+    return ""
+
+
+def gfx942_present(nodes: Path = _KFD_NODES) -> bool:
+    """Whether the kernel driver lists a gfx942 GPU. Reads sysfs, because asking HIP would initialise it."""
+    for properties in nodes.glob("*/properties"):
+        try:
+            lines = properties.read_text().splitlines()
+        except OSError:
+            continue
+        if f"gfx_target_version {_GFX942}" in lines:
+            return True
+    return False
+
+
+def _flydsl(source: str) -> Request:
+    reason = "this version of sglang-dflash-rocm has no FlyDSL attention yet; use --attention-backend triton"
+    return Request("FlyDSL attention", source, refusal=reason)
+
+
+def _dflash(source: str, gfx942: bool | None) -> list[Request]:
+    if not (gfx942_present() if gfx942 is None else gfx942):
+        return []
+    warning = (
+        "on gfx942 SGLang's aiter attention is wrong or crashes for MiMo's 192/128 heads, and this version has no "
+        "kernels for them yet; --attention-backend triton is the one to try"
+    )
+    return [Request("DFLASH on gfx942", source, warning=warning)]
+
+
+def _flags(argv: Sequence[str]) -> dict[str, str]:
+    """``--flag value`` and ``--flag=value``; the last one counts, as for argparse."""
+    flags = {}
+    for here, following in itertools.pairwise([*argv, ""]):
+        if here.startswith("--"):
+            name, equals, value = here.partition("=")
+            flags[name.replace("_", "-")] = value if equals else following
+    return flags

@@ -1,0 +1,123 @@
+"""Every name of SGLang that we patch or lean on: the only list there is. The plugin installs from it.
+
+To add a hook: write the function, add a line here, run ``dflash-rocm fingerprints --write`` (stores the target's
+fingerprint and rewrites ``docs/patches.md``), add a test that fails without it.
+
+Kinds: ``before``, ``after``, ``around`` and ``replace`` are SGLang's ``HookType``; ``value`` assigns a constant of a
+module; ``reads`` patches nothing, the name is only relied on. Groups: ``core`` is installed in every process that loads
+the plugin, the others when they are asked for (``gate.py``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Hook:
+    """One line of the contract. ``impl`` is ``module:name`` in this package, imported only when the hook is installed;
+    ``upstream`` is the place in SGLang 0.5.23, below ``sglang/``."""
+
+    target: str
+    kind: str
+    group: str
+    impl: str
+    why: str
+    upstream: str
+    remove_when: str
+
+
+_CPU = "sglang_dflash_rocm.cpu.hooks"
+
+HOOKS: tuple[Hook, ...] = (
+    Hook(
+        target="sglang.srt.arg_groups.validation_hook.check_server_args",
+        kind="after",
+        group="core",
+        impl="sglang_dflash_rocm.gate:check_resolved_server_args",
+        why="Arguments from a config file or the Python engine are not in sys.argv; look at the resolved ones too",
+        upstream="srt/entrypoints/engine.py:1165",
+        remove_when="SGLang hands plugins the server arguments",
+    ),
+    Hook(
+        target="sglang.srt.plugins.hook_registry.HookRegistry.apply_hooks",
+        kind="reads",
+        group="core",
+        impl="",
+        why="Wrapped once, because right after it is the only moment at which our hooks can be verified as applied",
+        upstream="srt/plugins/__init__.py:165",
+        remove_when="the loader fails when a hook cannot be applied",
+    ),
+    Hook(
+        target="sglang.srt.arg_groups.speculative_hook._handle_dflash",
+        kind="around",
+        group="cpu",
+        impl=f"{_CPU}:handle_dflash",
+        why="DFLASH with DP attention is refused on every device but CUDA and NPU; its other checks are kept",
+        upstream="srt/arg_groups/speculative_hook.py:303",
+        remove_when="the check asks the platform, as the one above it does",
+    ),
+    Hook(
+        target="sglang.srt.mem_cache.allocation.assign_req_to_token_pool_func",
+        kind="replace",
+        group="cpu",
+        impl=f"{_CPU}:assign_req_to_token_pool",
+        why="Triton kernel whose only twin is in sgl_kernel",
+        upstream="srt/mem_cache/allocation.py:737",
+        remove_when="capabilities.supports_triton is asked here",
+    ),
+    Hook(
+        target="sglang.srt.mem_cache.allocation.get_last_loc",
+        kind="replace",
+        group="cpu",
+        impl=f"{_CPU}:get_last_loc",
+        why="Takes its torch variant only for the backend name torch_native, else a Triton kernel (page size above 1)",
+        upstream="srt/mem_cache/allocation.py:107",
+        remove_when="capabilities.supports_triton is asked here",
+    ),
+    Hook(
+        target="sglang.srt.layers.dp_attention.memcpy",
+        kind="replace",
+        group="cpu",
+        impl=f"{_CPU}:memcpy",
+        why="DP gather and scatter copy rows with a Triton kernel unless SGLANG_USE_CPU_ENGINE is set",
+        upstream="srt/layers/dp_attention.py:647",
+        remove_when="the choice of memcpy_func asks the platform",
+    ),
+    Hook(
+        target="sglang.srt.model_executor.forward_batch_info._is_cpu",
+        kind="value",
+        group="cpu",
+        impl=f"{_CPU}:IS_CPU",
+        why="DP padding pins host memory unless this constant says that there is no accelerator",
+        upstream="srt/model_executor/forward_batch_info.py:1948",
+        remove_when="is_pin_memory_available of the platform is asked here",
+    ),
+    Hook(
+        target="sglang.srt.model_executor.model_runner.ModelRunner._extend_forward_kwargs",
+        kind="after",
+        group="cpu",
+        impl=f"{_CPU}:keep_input_embeds_dtype",
+        why="Input embeddings are cast to bfloat16 whatever the model's dtype is",
+        upstream="srt/model_executor/model_runner.py:1772",
+        remove_when="the cast follows the model's dtype",
+    ),
+    Hook(
+        target="sglang.srt.configs.update_config.adjust_config_with_unaligned_cpu_tp",
+        kind="replace",
+        group="cpu",
+        impl=f"{_CPU}:keep_checkpoint_sizes",
+        why="Device cpu pads heads and widths for AMX kernels by the whole TP size, blind to DP attention",
+        upstream="srt/model_executor/model_runner.py:1302",
+        remove_when="the padding is left to the platform",
+    ),
+    Hook(
+        target="sglang.srt.distributed.parallel_state.GroupCoordinator._all_gather_into_tensor",
+        kind="before",
+        group="cpu",
+        impl=f"{_CPU}:flatten_all_gather",
+        why="gloo wants tensors of equal rank where NCCL only counts elements (logits gather)",
+        upstream="srt/layers/logits_processor.py:1246",
+        remove_when="the caller passes a flat output",
+    ),
+)

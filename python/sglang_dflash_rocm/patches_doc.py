@@ -1,0 +1,46 @@
+"""``docs/patches.md``, rendered from the hook table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sglang_dflash_rocm.compat import SUPPORTED
+from sglang_dflash_rocm.environ import VARIABLES
+from sglang_dflash_rocm.hook_table import HOOKS
+
+_GROUPS = {
+    "core": "In every process that loads the plugin. These look, they change nothing.",
+    "cpu": "Only under `SGLANG_PLATFORM=dflash_cpu`.",
+}
+
+
+def page_path() -> Path | None:
+    """``docs/patches.md`` of the checkout this package runs from, or ``None`` for an installed wheel."""
+    docs = Path(__file__).parents[2] / "docs"
+    return docs / "patches.md" if docs.is_dir() else None
+
+
+def render() -> str:
+    """The whole page."""
+    lines = [
+        "# What we hook in SGLang",
+        "",
+        "Generated from `hook_table.py` by `dflash-rocm fingerprints --write`; do not edit. "
+        f"Supported: SGLang `{SUPPORTED}`.",
+        "",
+    ]
+    for group in dict.fromkeys(hook.group for hook in HOOKS):
+        lines += [f"## Group `{group}`", "", _GROUPS[group], ""]
+        for hook in (hook for hook in HOOKS if hook.group == group):
+            lines += [
+                f"### `{hook.target.removeprefix('sglang.')}`",
+                "",
+                f"- kind: {hook.kind}{f', by `{hook.impl}`' if hook.impl else ''}",
+                f"- why: {hook.why}",
+                f"- upstream: `{hook.upstream}` (0.5.23)",
+                f"- can go when: {hook.remove_when}",
+                "",
+            ]
+    lines += ["## Environment variables", "", "| name | default | allowed | what |", "|---|---|---|---|"]
+    lines += [f"| `{v.name}` | {v.default} | {v.allowed} | {v.doc} |" for v in VARIABLES]
+    return "\n".join(lines) + "\n"
