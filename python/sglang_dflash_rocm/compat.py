@@ -216,8 +216,8 @@ def _definition(body: list[ast.stmt], name: str) -> ast.AST | None:
             if any(isinstance(t, ast.Name) and t.id == name for t in targets):
                 found = node
         elif isinstance(node, ast.If | ast.Try | ast.With):
-            inner = [*node.body, *getattr(node, "orelse", []), *getattr(node, "finalbody", [])]
-            inner += [s for handler in getattr(node, "handlers", []) for s in handler.body]
+            handled = [statement for handler in getattr(node, "handlers", []) for statement in handler.body]
+            inner = [*node.body, *handled, *getattr(node, "orelse", []), *getattr(node, "finalbody", [])]
             found = _definition(inner, name) or found
     return found
 

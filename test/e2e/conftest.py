@@ -6,11 +6,11 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from sglang_dflash_rocm.testing.tiny_models import TinyModels, build_tiny_models, tiny_prompts
 
 from checks import Load
 from sglang_dflash_rocm.testing.reference import TinyReference
 from sglang_dflash_rocm.testing.server import Server, ServerConfig
+from sglang_dflash_rocm.testing.tiny_models import TinyModels, build_tiny_models, tiny_prompts
 
 READY_S = 240
 

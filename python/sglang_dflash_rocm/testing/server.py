@@ -103,7 +103,8 @@ class Server:
         self._scratch: tempfile.TemporaryDirectory | None = None
 
     def __enter__(self) -> Server:
-        self.start()
+        if self._process is None:
+            self.start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -126,6 +127,8 @@ class Server:
 
     def start(self) -> None:
         """Start the launcher in a session of its own, logging to :attr:`log`."""
+        if self._process is not None:
+            raise ServerError(f"the server was started already (pid {self.pid})")
         self.log.parent.mkdir(parents=True, exist_ok=True)
         # SGLang leaves the files of its sockets behind when it is stopped; they go into a folder that we remove.
         self._scratch = tempfile.TemporaryDirectory(prefix="dflash-", ignore_cleanup_errors=True)

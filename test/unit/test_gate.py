@@ -1,0 +1,230 @@
+"""When a broken contract stops the start, when it does not, and that every hook is looked up after it was applied."""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+import types
+from collections.abc import Iterator
+
+import pytest
+from doctored import doctored_copy
+
+from sglang_dflash_rocm import environ, gate, plugin
+from sglang_dflash_rocm.hook_table import Hook
+
+DP_ATTENTION = "srt/layers/dp_attention.py"
+
+
+@pytest.mark.parametrize(
+    ("env", "argv", "features"),
+    [
+        ({}, ["--tp", "8"], []),
+        ({"SGLANG_PLATFORM": "dflash_cpu"}, [], ["CPU platform"]),
+        ({"SGLANG_PLATFORM": "another"}, [], []),
+        ({}, ["--attention-backend", "flydsl"], ["FlyDSL attention"]),
+        ({}, ["--attention-backend=flydsl"], ["FlyDSL attention"]),
+        (
+            {},
+            ["--attention-backend", "triton", "--speculative-draft-attention-backend", "flydsl"],
+            ["FlyDSL attention"],
+        ),
+        ({"SGLANG_AITER_PA_DECODE_IMPL": "flydsl"}, [], ["FlyDSL attention"]),
+        ({}, ["--speculative-algorithm", "DFLASH"], ["DFLASH on gfx942"]),
+        ({}, ["--speculative_algorithm=dflash"], ["DFLASH on gfx942"]),
+        ({}, ["--speculative-algorithm", "EAGLE"], []),
+        ({}, ["--attention-backend", "flydsl", "--attention-backend", "triton"], []),
+        ({}, ["--attention-backend"], []),
+    ],
+)
+def test_what_is_asked_for(env, argv, features):
+    assert [request.feature for request in gate.requested(env, argv, gfx942=True)] == features
+
+
+def test_dflash_elsewhere_is_nobodys_business():
+    assert gate.requested({}, ["--speculative-algorithm", "DFLASH"], gfx942=False) == []
+
+
+def test_gfx942_is_recognised_from_sysfs(tmp_path):
+    node = tmp_path / "1"
+    node.mkdir()
+    (node / "properties").write_text("cpu_cores_count 0\ngfx_target_version 90402\n")
+    assert gate.gfx942_present(tmp_path)
+    (node / "properties").write_text("cpu_cores_count 0\ngfx_target_version 90500\n")
+    assert not gate.gfx942_present(tmp_path)
+    assert not gate.gfx942_present(tmp_path / "nowhere")
+
+
+def test_a_variable_names_itself_its_value_and_what_is_allowed():
+    for text, value in (("0", False), ("off", False), ("1", True), ("Yes", True), ("", True)):
+        assert environ.SGLANG_DFLASH_ROCM.get({"SGLANG_DFLASH_ROCM": text}) is value
+    with pytest.raises(ValueError, match=r"SGLANG_DFLASH_ROCM='maybe': must be one of 1, true"):
+        environ.SGLANG_DFLASH_ROCM.get({"SGLANG_DFLASH_ROCM": "maybe"})
+
+
+def test_resolved_arguments_are_asked_too():
+    """A config file or the Python engine: the flags are not in ``sys.argv``."""
+    resolved = types.SimpleNamespace(attention_backend="flydsl", speculative_algorithm=None)
+    (request,) = gate.requested_by(resolved, gfx942=True)
+    assert request.source == "--attention-backend flydsl"
+    with pytest.raises(SystemExit) as stopped:
+        gate.refuse_and_warn([request])
+    assert stopped.value.code == 3
+    resolved = types.SimpleNamespace(attention_backend="triton", speculative_algorithm="DFLASH")
+    assert gate.requested_by(resolved, gfx942=True)[0].warning
+
+
+# ---- the verification after SGLang applied the hooks, on functions of our own --------------------------------------
+
+
+@pytest.fixture
+def module(monkeypatch) -> Iterator[types.ModuleType]:
+    """A stand-in for a module of SGLang with a function to hook; SGLang's own registry does the patching."""
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    made = types.ModuleType("sglang.srt.dflash_stand_in")
+    exec("CONSTANT = 1\ndef target(x): return x\nclass C:\n    def method(self, x): return x", made.__dict__)
+    monkeypatch.setitem(sys.modules, made.__name__, made)
+    monkeypatch.setattr("sglang.srt.dflash_stand_in", made, raising=False)
+    monkeypatch.setattr(plugin, "installed", [])
+    yield made
+    HookRegistry.reset()
+
+
+def double(result, *_args):
+    return result * 2
+
+
+TWO = 2
+
+
+def _hook(name: str, kind: str = "after", impl: str = "double") -> Hook:
+    return Hook(f"sglang.srt.dflash_stand_in.{name}", kind, "test", f"{__name__}:{impl}", "", "", "")
+
+
+def _apply(hooks: list[Hook]) -> None:
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    plugin.install(hooks)
+    HookRegistry.apply_hooks()
+
+
+def test_applied_hooks_are_verified_and_the_wrapper_is_gone(module):
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    before = HookRegistry.__dict__["apply_hooks"]
+    _apply([_hook("target"), _hook("C.method"), _hook("CONSTANT", "value", "TWO")])
+    assert (module.target(3), module.C().method(4), module.CONSTANT) == (6, 8, 2)
+    assert HookRegistry.__dict__["apply_hooks"] is before
+    assert list(plugin.unapplied()) == []
+
+
+def test_a_hook_that_somebody_wraps_is_still_found(module):
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    HookRegistry.register("sglang.srt.dflash_stand_in.target", lambda f, x: f(x) + 1, HookType.AROUND)
+    _apply([_hook("target")])
+    assert module.target(3) == 8
+
+
+def test_a_registration_that_got_lost_stops_the_process(module, monkeypatch, capsys):
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    monkeypatch.setattr(HookRegistry, "register", classmethod(lambda cls, *a, **k: None))
+    with pytest.raises(SystemExit):
+        _apply([_hook("target")])
+    assert "sglang.srt.dflash_stand_in.target: SGLang did not apply the hook" in capsys.readouterr().err
+
+
+def test_a_hook_that_was_overwritten_stops_the_process(module, capsys):
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    plugin.install([_hook("target")])
+    verify = HookRegistry.__dict__["apply_hooks"]
+    original = module.target
+    HookRegistry.apply_hooks()
+    module.target = original
+    with pytest.raises(SystemExit):
+        verify.__func__(HookRegistry)
+    assert f"does not call {__name__}:double" in capsys.readouterr().err
+
+
+def test_a_constant_that_was_set_back_is_noticed(module):
+    _apply([_hook("CONSTANT", "value", "TWO")])
+    module.CONSTANT = 1
+    assert list(plugin.unapplied()) == ["sglang.srt.dflash_stand_in.CONSTANT: is 1, should be 2"]
+
+
+@pytest.mark.parametrize(
+    "keep",
+    [
+        lambda f: {"name": f},
+        lambda f: [f],
+        lambda f: functools.partial(f, 1),
+        lambda f: _with_default(f),
+    ],
+    ids=["dict", "list", "partial", "default-argument"],
+)
+def test_a_stale_reference_stops_the_process(module, capsys, keep):
+    """SGLang re-binds ``from x import f``, but not what is held inside other objects."""
+    module.TABLE = keep(module.target)
+    with pytest.raises(SystemExit):
+        _apply([_hook("target")])
+    assert "sglang.srt.dflash_stand_in.TABLE still holds the function" in capsys.readouterr().err
+
+
+def _with_default(function):
+    def held(x, function=function):
+        return function(x)
+
+    return held
+
+
+# ---- the real launcher ---------------------------------------------------------------------------------------------
+
+
+def _launch(path: str = "", *flags: str, **env: str) -> subprocess.CompletedProcess:
+    """``python -m sglang.launch_server`` without a model: it stops at the gate, or at its own missing argument."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, **env}
+    command = [sys.executable, "-m", "sglang.launch_server", *flags]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+
+
+def _copy_with_changed_memcpy(tmp_path) -> str:
+    doctored_copy(tmp_path, DP_ATTENTION, r"    memcpy_func\(dst, src", "    print(dim)\n    memcpy_func(dst, src")
+    return str(tmp_path)
+
+
+def test_asked_for_and_broken_stops_the_real_launcher(tmp_path):
+    run = _launch(_copy_with_changed_memcpy(tmp_path), SGLANG_PLATFORM="dflash_cpu")
+    assert run.returncode == 3, run.stderr[-2000:]
+    for part in (
+        "refuses to start",
+        "asked for by SGLANG_PLATFORM=dflash_cpu",
+        "dp_attention.memcpy",
+        "body with hash",
+    ):
+        assert part in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+def test_not_asked_for_is_silent_even_when_it_would_be_broken(tmp_path):
+    run = _launch(_copy_with_changed_memcpy(tmp_path), SGLANG_PLATFORM="")
+    assert run.returncode == 2 and "--model-path" in run.stderr
+    assert "sglang-dflash-rocm" not in run.stderr + run.stdout
+
+
+def test_what_this_version_does_not_have_is_refused_by_the_real_launcher():
+    run = _launch("", "--model-path", "nowhere", "--attention-backend", "flydsl", SGLANG_PLATFORM="")
+    assert run.returncode == 3
+    assert "--attention-backend flydsl: this version of sglang-dflash-rocm has no FlyDSL attention yet" in run.stderr
+
+
+@pytest.mark.parametrize("off", [{"SGLANG_DFLASH_ROCM": "0"}, {"SGLANG_PLUGINS": "another"}])
+def test_the_kill_switch_and_sglangs_own_list_are_honoured(off):
+    """With the plugin off, SGLang itself answers: it does not know the backend."""
+    run = _launch("", "--model-path", "nowhere", "--attention-backend", "flydsl", SGLANG_PLATFORM="", **off)
+    assert run.returncode not in (0, 3)
+    assert "sglang-dflash-rocm refuses" not in run.stderr
