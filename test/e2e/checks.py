@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from sglang_dflash_rocm.testing.client import Answer, generate_many
+from sglang_dflash_rocm.testing.draft_reference import DraftRun
 from sglang_dflash_rocm.testing.server import Server
 
 
@@ -34,11 +35,14 @@ def check_tokens(answers: Sequence[Answer], expected: Sequence[Sequence[int]]) -
     assert not wrong, f"tokens differ; first difference by request: {wrong}"
 
 
-def check_accepted(answers: Sequence[Answer], baseline: Sequence[Answer]) -> None:
-    """Accepted drafts and verify steps of each request are those of the run without DP attention."""
-    got = [(a.accepted, a.verify_steps) for a in answers]
-    want = [(b.accepted, b.verify_steps) for b in baseline]
-    assert got == want, f"(accepted, verify steps) by request: got {got}, without DP {want}"
+def check_accepted(answers: Sequence[Answer], baseline: Sequence[Answer | DraftRun]) -> None:
+    """Accepted drafts and verify steps of each request are those of a run without DP, or of the reference."""
+    got, want = [_counts(answer) for answer in answers], [_counts(run) for run in baseline]
+    assert got == want, f"(accepted, verify steps) by request: got {got}, must be {want}"
+
+
+def _counts(run: Answer | DraftRun) -> tuple[int, int]:
+    return (sum(run.accepted) if isinstance(run, DraftRun) else run.accepted), run.verify_steps
 
 
 def check_drafts_help(answers: Sequence[Answer], least: float = 2.0) -> None:

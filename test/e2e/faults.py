@@ -89,7 +89,23 @@ def hook_overwritten() -> None:
     HookRegistry.apply_hooks = classmethod(apply_and_undo)
 
 
+def without_hook() -> None:
+    """Our package installs all its hooks but the one that ``DFLASH_WITHOUT`` names."""
+    from sglang_dflash_rocm import plugin
+
+    install = plugin.install
+    plugin.install = lambda hooks: install([hook for hook in hooks if hook.target != os.environ["DFLASH_WITHOUT"]])
+
+
 FAULTS = {
     fault.__name__: fault
-    for fault in (extra_token, wrong_embedding, no_draft_kv, idle_skips_verify, hook_dropped, hook_overwritten)
+    for fault in (
+        extra_token,
+        wrong_embedding,
+        no_draft_kv,
+        idle_skips_verify,
+        hook_dropped,
+        hook_overwritten,
+        without_hook,
+    )
 }

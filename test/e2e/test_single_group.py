@@ -8,6 +8,7 @@ import torch
 from checks import check_accepted, check_drafts_help, check_log, check_tokens
 from conftest import DRAFT, with_models
 from sglang_dflash_rocm.testing.client import chat, generate
+from sglang_dflash_rocm.testing.draft_reference import DraftReference
 from sglang_dflash_rocm.testing.reference import TinyReference
 from sglang_dflash_rocm.testing.server import ServerConfig
 
@@ -60,6 +61,14 @@ def test_chat_streams_what_generate_gives(plain, models):
 def test_dflash_on_one_rank_equals_the_reference(single_rank_answers, load):
     check_tokens(single_rank_answers, load.expected)
     check_drafts_help(single_rank_answers)
+
+
+def test_accepted_counts_are_those_of_a_reference_without_sglang(single_rank_answers, models, load):
+    """Drafts, verify and accept rule in plain torch: the baseline of every other test is not SGLang's own word."""
+    reference = DraftReference.from_checkpoint(models["base"].target, models["base"].draft)
+    runs = [reference.run(prompt, n) for prompt, n in zip(load.prompts, load.new_tokens, strict=True)]
+    check_accepted(single_rank_answers, runs)
+    assert {count for run in runs for count in run.accepted} == set(range(8)), "every accept length of the block occurs"
 
 
 def test_dflash_on_two_ranks(dflash_tp2, load, single_rank_answers):

@@ -119,13 +119,14 @@ def _hold(bar: Progress, screen: Console):
 
 
 def _show(report, out: Console) -> None:
-    table = Table(title=f"tiny MiMo-V2 + DFLASH on CPUs, TP{report.options.tp} / DP{report.options.dp}, float32")
-    for name in ("prompt", "route", "DP rank", "prompt tokens", "tokens", "equal", "accept length", "verify steps"):
-        table.add_column(name, justify="left" if name == "route" else "right")
+    title = f"tiny MiMo-V2 + DFLASH on CPUs, TP{report.options.tp} / DP{report.options.dp}, float32"
+    table = Table(title=title, title_justify="left")
+    for name in ("prompt", "route", "DP rank", "in", "out", "equal", "accept length", "verify steps"):
+        table.add_column(name, justify="left" if name == "route" else "right", no_wrap=True)
     for row in sorted(report.rows, key=lambda row: (row.prompt, row.route)):
         table.add_row(
             str(row.prompt),
-            row.route,
+            row.route.removesuffix("/completions"),
             str(row.dp_rank),
             str(row.prompt_tokens),
             str(len(row.tokens)),
@@ -136,8 +137,8 @@ def _show(report, out: Console) -> None:
     out.print(table)
     for rank, mean in report.rank_means().items():
         out.print(
-            f"DP rank {rank}: mean accept length {mean['mean_accept_length']:.2f} over {mean['requests']} requests; "
-            f"{mean['tokens']} tokens in {mean['verify_steps']} verify steps = {mean['tokens_per_step']:.2f} per step"
+            f"DP rank {rank}: mean accept length {mean['mean_accept_length']:.2f} over {mean['requests']} requests "
+            f"({mean['tokens']} tokens in {mean['verify_steps']} verify steps)"
         )
     out.print(f"{report.equal_prompts} of {report.options.prompts} prompts equal to target-only on both routes")
     if report.plugin_line:

@@ -117,6 +117,8 @@ def _set_worker_environment(tp_size: int) -> None:
     binding = "|".join(str(cores[rank % len(cores)]) for rank in range(tp_size))
     os.environ.setdefault("SGLANG_CPU_OMP_THREADS_BIND", binding)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # After a crash SGLang waits a minute for CUDA core dumps.
+    os.environ.setdefault("SGLANG_CUDA_COREDUMP_BEFORE_CRASH", "0")
     # SGLang compiles small helpers with inductor; on a CPU that costs minutes of g++ per process and gains nothing.
     os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
 

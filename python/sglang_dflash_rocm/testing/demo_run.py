@@ -219,8 +219,16 @@ def _ask_all(
 
     jobs = [(index, route) for index in range(len(prompts)) for route in ROUTES]
     progress(stage, 0, total, "")
-    with _timed(report, stage), ThreadPoolExecutor(total) as pool:
-        return {job: answer for job, answer in pool.map(one, jobs) if answer is not None}
+    pool = ThreadPoolExecutor(total)
+    try:
+        with _timed(report, stage):
+            answers = {job: answer for job, answer in pool.map(one, jobs) if answer is not None}
+    finally:
+        # On Ctrl-C do not wait for answers: the server is stopped next, which ends the requests.
+        pool.shutdown(wait=False, cancel_futures=True)
+    if (code := server.exit_code()) is not None:
+        report.problems.append(f"{stage}: the server ended by itself with exit code {code}, see {server.log}")
+    return answers
 
 
 def _ask(url: str, route: str, prompt: list[int], dp_rank: int | None, options: DemoOptions) -> Answer:

@@ -62,6 +62,7 @@ class DraftReference:
         config, weights: the draft's ``config.json`` and tensors, of the target's dtype.
         draft_window: ``--speculative-draft-window-size``, or ``None``.
         page_size: ``--page-size``; matters with ``draft_window`` only.
+        block_size: ``--speculative-num-draft-tokens``; by default the draft's own.
     """
 
     def __init__(
@@ -72,13 +73,14 @@ class DraftReference:
         *,
         draft_window: int | None = None,
         page_size: int = 1,
+        block_size: int | None = None,
     ) -> None:
         self.target = target
         self.config = config
         self.weights = weights
         self.draft_window = draft_window
         self.page_size = page_size
-        self.block_size = config["dflash_config"]["block_size"]
+        self.block_size = block_size or config["dflash_config"]["block_size"]
 
     @classmethod
     def from_checkpoint(
@@ -89,12 +91,13 @@ class DraftReference:
         window_keys: int | None = None,
         draft_window: int | None = None,
         page_size: int = 1,
+        block_size: int | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> DraftReference:
         """Read both directories; ``window_keys`` is the target's, see :class:`TinyReference`."""
         config, weights = load_checkpoint(draft, dtype)
         reference = TinyReference.from_checkpoint(target, window_keys=window_keys, dtype=dtype)
-        return cls(reference, config, weights, draft_window=draft_window, page_size=page_size)
+        return cls(reference, config, weights, draft_window=draft_window, page_size=page_size, block_size=block_size)
 
     def accept_counts(self, prompt: Sequence[int], n: int) -> list[int]:
         """Accepted drafts of every verify step until the answer has ``n`` tokens."""

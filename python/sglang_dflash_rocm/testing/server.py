@@ -101,6 +101,7 @@ class Server:
         self.url = f"http://{_LOOPBACK}:{self.port}"
         self._process: subprocess.Popen | None = None
         self._scratch: tempfile.TemporaryDirectory | None = None
+        self._shared: set[Path] = set()
 
     def __enter__(self) -> Server:
         if self._process is None:
@@ -154,6 +155,8 @@ class Server:
         while (waited := time.monotonic() - start) < timeout_s:
             with contextlib.suppress(requests.RequestException):
                 if requests.get(f"{self.url}/health", timeout=2).status_code == 200:
+                    # Asked now, because a server that dies by itself can no longer be asked.
+                    self._shared |= _shared_memory(self.leftovers())
                     return time.monotonic() - start
             if self._process.poll() is not None:
                 raise self.failure(f"the server ended with exit code {self._process.returncode}")
@@ -168,9 +171,9 @@ class Server:
         """Whether the launcher still runs."""
         return self._process is not None and self._process.poll() is None
 
-    def wait_exit(self, timeout_s: float) -> int:
-        """Exit code of the launcher once it ends by itself. Raises ``subprocess.TimeoutExpired``."""
-        return self._process.wait(timeout_s)
+    def exit_code(self) -> int | None:
+        """Exit code of the launcher, ``None`` while it runs or before it was started."""
+        return None if self._process is None else self._process.poll()
 
     def stop(self, grace_s: float = 5.0) -> None:
         """End every process of the server, wait until all are gone, remove their sockets and shared memory.
@@ -182,7 +185,7 @@ class Server:
         """
         if self._process is None:
             return
-        shared = _shared_memory(self.leftovers())
+        self._shared |= _shared_memory(self.leftovers())
         # The launcher takes its children with it on SIGTERM; signalling them too would look like a crash to it.
         launcher = [psutil.Process(self.pid)] if self.alive() else []
         for number, targets, wait_s in ((signal.SIGTERM, launcher, grace_s), (signal.SIGKILL, None, 10.0)):
@@ -194,7 +197,7 @@ class Server:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(0.1)
         self._scratch.cleanup()
-        for path in shared:
+        for path in self._shared:
             path.unlink(missing_ok=True)
         if left := self.leftovers():
             raise self.failure(f"processes survived SIGKILL: {[p.pid for p in left]}")
