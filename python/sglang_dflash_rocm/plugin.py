@@ -54,7 +54,9 @@ def register() -> None:
     if found and requests:
         gate.stop([f"asked for by {', '.join(request.source for request in requests)}", *found])
     if found:
-        logger.warning("sglang-dflash-rocm does nothing, nothing of it is asked for: %s", "; ".join(map(str, found)))
+        # Nothing asked for, nothing said, unless a file that we cannot look into without the core hook might ask.
+        level = logging.WARNING if any(flag.startswith("--config") for flag in sys.argv) else logging.DEBUG
+        logger.log(level, "sglang-dflash-rocm does nothing: %s", "; ".join(map(str, found)))
         return
     gate.refuse_and_warn(requests)
     install([hook for hook in HOOKS if hook.group in groups and hook.kind != "reads"])

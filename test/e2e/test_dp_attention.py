@@ -114,16 +114,19 @@ def test_both_routes_stream_and_give_logprobs(server, load):
 
 
 def test_no_kv_slot_is_leaked(server):
-    """The scheduler checks its own pools when idle; after all the above every rank must still be healthy and empty."""
-    wait_for(lambda: _running(server.url) == 0, 30, "all ranks idle")
+    """After all the above: every rank idle, its cache flushed, not one token slot in use; and the scheduler, which
+    checks its own pools when idle, found nothing either."""
+    wait_for(lambda: _sum(server, "num_running_reqs") == 0, 30, "all ranks idle")
     assert requests.post(f"{server.url}/flush_cache", timeout=30).status_code == 200
+    wait_for(lambda: _sum(server, "num_used_tokens") == 0, 10, "all token slots are free")
     assert "memory leak" not in server.log_text()
     check_log(server)
 
 
-def _running(url: str) -> int:
-    loads = requests.get(f"{url}/v1/loads", timeout=10).json()
-    return sum(rank.get("num_running_reqs", 0) for rank in loads.get("loads", []))
+def _sum(server, key: str) -> int:
+    loads = requests.get(f"{server.url}/v1/loads", timeout=10).json()["loads"]
+    assert len(loads) == server.config.dp
+    return sum(rank[key] for rank in loads)
 
 
 def _swallow(url: str, prompt: list[int], rid: str) -> int:

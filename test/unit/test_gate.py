@@ -14,6 +14,7 @@ from doctored import doctored_copy
 
 from sglang_dflash_rocm import environ, gate, plugin
 from sglang_dflash_rocm.hook_table import Hook
+from sglang_dflash_rocm.testing.tiny_models import build_tiny_models
 
 DP_ATTENTION = "srt/layers/dp_attention.py"
 
@@ -220,6 +221,29 @@ def test_what_this_version_does_not_have_is_refused_by_the_real_launcher():
     run = _launch("", "--model-path", "nowhere", "--attention-backend", "flydsl", SGLANG_PLATFORM="")
     assert run.returncode == 3
     assert "--attention-backend flydsl: this version of sglang-dflash-rocm has no FlyDSL attention yet" in run.stderr
+
+
+def test_the_python_engine_is_stopped_through_the_resolved_arguments(tmp_path):
+    """No flag in ``sys.argv``: only the core hook on ``check_server_args`` can see this."""
+    models = build_tiny_models(tmp_path)
+    script = tmp_path / "engine.py"
+    script.write_text(
+        "import sglang\nif __name__ == '__main__':\n"
+        f"    sglang.Engine(model_path={str(models.target)!r}, trust_remote_code=True, device='cpu', "
+        "attention_backend='flydsl')\n"
+    )
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "SGLANG_PLATFORM": ""}
+    run = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, timeout=120)
+    assert run.returncode == 3, run.stderr[-2000:]
+    assert "--attention-backend flydsl: this version of sglang-dflash-rocm has no FlyDSL attention yet" in run.stderr
+
+
+def test_an_unsupported_release_is_silent_without_a_request(tmp_path):
+    doctored_copy(tmp_path, "_version.py", r"version = '[^']+'", "version = '0.5.99'")
+    run = _launch(str(tmp_path), SGLANG_PLATFORM="")
+    assert run.returncode == 2 and "sglang-dflash-rocm" not in run.stderr + run.stdout
+    asked = _launch(str(tmp_path), SGLANG_PLATFORM="dflash_cpu")
+    assert asked.returncode == 3 and "release 0.5.99" in asked.stderr and "pip install" in asked.stderr
 
 
 @pytest.mark.parametrize("off", [{"SGLANG_DFLASH_ROCM": "0"}, {"SGLANG_PLUGINS": "another"}])

@@ -37,12 +37,7 @@ def _check_dp_attention(cfg) -> None:
 
 
 def assign_req_to_token_pool(
-    req_pool_indices: torch.Tensor,
-    req_to_token: torch.Tensor,
-    start_offset: torch.Tensor,
-    end_offset: torch.Tensor,
-    out_cache_loc: torch.Tensor,
-    batch_size: int,
+    req_pool_indices, req_to_token, start_offset, end_offset, out_cache_loc, batch_size
 ) -> None:
     """REPLACE: write new slots ``out_cache_loc [sum(end - start)]`` into rows of ``req_to_token [pool, context]``."""
     starts, ends = start_offset.tolist(), end_offset.tolist()
