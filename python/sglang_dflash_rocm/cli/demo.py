@@ -120,8 +120,8 @@ def _hold(bar: Progress, screen: Console):
 
 def _show(report, out: Console) -> None:
     title = f"tiny MiMo-V2 + DFLASH on CPUs, TP{report.options.tp} / DP{report.options.dp}, float32"
-    table = Table(title=title, title_justify="left")
-    for name in ("prompt", "route", "DP rank", "in", "out", "equal", "accept length", "verify steps"):
+    table = Table(title=title, title_justify="left", caption="steps: verify steps", caption_justify="left")
+    for name in ("prompt", "route", "DP rank", "in", "out", "equal", "accept length", "steps"):
         table.add_column(name, justify="left" if name == "route" else "right", no_wrap=True)
     for row in sorted(report.rows, key=lambda row: (row.prompt, row.route)):
         table.add_row(
