@@ -14,14 +14,15 @@ _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 @dataclass(frozen=True)
 class Variable(Generic[T]):
-    """``asks`` says that setting it asks for a feature of ours, so that a broken contract must stop the start."""
+    """``group`` names the hooks that a value other than the default asks for, empty if it asks for none by itself; a
+    broken contract of an asked-for group stops the start."""
 
     name: str
     default: T
     parse: Callable[[str], T]
     allowed: str
     doc: str
-    asks: bool = True
+    group: str = ""
 
     def get(self, env: Mapping[str, str] | None = None) -> T:
         """The variable's value; empty counts as not set.
@@ -42,6 +43,17 @@ class Variable(Generic[T]):
         return self.get(env) != self.default
 
 
+def one_of(*values: str) -> Callable[[str], str]:
+    """A parser that takes one of ``values``, whatever the case."""
+
+    def parse(text: str) -> str:
+        if text.lower() not in values:
+            raise ValueError(text)
+        return text.lower()
+
+    return parse
+
+
 def parse_bool(text: str) -> bool:
     if text.lower() in _TRUE:
         return True
@@ -56,7 +68,23 @@ SGLANG_DFLASH_ROCM = Variable(
     parse=parse_bool,
     allowed=f"one of {', '.join(_TRUE + _FALSE)}",
     doc="0 keeps the plugin from doing anything",
-    asks=False,
 )
 
-VARIABLES: tuple[Variable, ...] = (SGLANG_DFLASH_ROCM,)
+SGLANG_DFLASH_CPU_GRAPH = Variable(
+    name="SGLANG_DFLASH_CPU_GRAPH",
+    default=False,
+    parse=parse_bool,
+    allowed=f"one of {', '.join(_TRUE + _FALSE)}",
+    doc="on the CPU platform, 1 runs SGLang's decode graph runner; a replay runs the forward again",
+)
+
+SGLANG_DFLASH_DRAFT_GRAPH = Variable(
+    name="SGLANG_DFLASH_DRAFT_GRAPH",
+    default="auto",
+    parse=one_of("auto", "off", "on"),
+    allowed="one of auto, off, on",
+    doc="draft graphs: auto leaves it to SGLang (eager under DP attention), on captures there too, off never captures",
+    group="draft_graph",
+)
+
+VARIABLES: tuple[Variable, ...] = (SGLANG_DFLASH_ROCM, SGLANG_DFLASH_CPU_GRAPH, SGLANG_DFLASH_DRAFT_GRAPH)

@@ -53,6 +53,8 @@ def requested(env: Mapping[str, str], argv: Sequence[str], gfx942: bool | None =
     found = []
     if env.get("SGLANG_PLATFORM") == PLATFORM_NAME:
         found.append(Request("CPU platform", f"SGLANG_PLATFORM={PLATFORM_NAME}", group="cpu"))
+        if environ.SGLANG_DFLASH_CPU_GRAPH.get(env):
+            found.append(Request("graphs on the CPU platform", "SGLANG_DFLASH_CPU_GRAPH=1", group="cpu_graph"))
     for flag in (*_BACKEND_FLAGS, _DRAFT_BACKEND_FLAG):
         if flags.get(flag) == "flydsl":
             found.append(_flydsl(f"{flag} flydsl"))
@@ -61,9 +63,8 @@ def requested(env: Mapping[str, str], argv: Sequence[str], gfx942: bool | None =
     if flags.get("--speculative-algorithm", "").upper() == "DFLASH":
         found += _dflash("--speculative-algorithm DFLASH", gfx942)
     for variable in environ.VARIABLES:
-        if variable.asks and variable.is_set(env):
-            found.append(Request(variable.doc, f"{variable.name}={env[variable.name]}", group="core"))
-        variable.get(env)
+        if variable.is_set(env) and variable.group:
+            found.append(Request(variable.doc, f"{variable.name}={env[variable.name]}", group=variable.group))
     return found
 
 

@@ -11,6 +11,8 @@ from sglang_dflash_rocm.hook_table import HOOKS
 _GROUPS = {
     "core": "In every process that loads the plugin. These look, they change nothing.",
     "cpu": "Only under `SGLANG_PLATFORM=dflash_cpu`.",
+    "cpu_graph": "Only under `SGLANG_PLATFORM=dflash_cpu` with `SGLANG_DFLASH_CPU_GRAPH=1`.",
+    "draft_graph": "Only with `SGLANG_DFLASH_DRAFT_GRAPH=on` or `off`.",
 }
 
 

@@ -17,12 +17,11 @@ from sglang_dflash_rocm.srt.layers.attention.window import window_keys
 
 @dataclass(frozen=True)
 class _Metadata:
-    """What one forward reads: query rows per request, cache slots per request, and where the new rows are written."""
+    """What one forward reads: query rows per request and cache slots per request."""
 
     q_lens: list[int]
     full_slots: list[torch.Tensor]
     swa_slots: list[torch.Tensor]
-    swa_write: torch.Tensor | None
 
 
 class TorchPagedAttnBackend(AttentionBackend):
@@ -47,17 +46,17 @@ class TorchPagedAttnBackend(AttentionBackend):
 
     get_cpu_graph_seq_len_fill_value = get_cuda_graph_seq_len_fill_value
 
-    def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
+    def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
+        """Nothing to allocate: metadata is built anew before each replay (``cpu/graph.py``)."""
+
+    def init_forward_metadata_out_graph(self, forward_batch: ForwardBatch, in_capture: bool = False) -> None:
         kv_lens, q_lens = _lengths(forward_batch)
         rows = forward_batch.req_pool_indices.tolist()[: len(kv_lens)]
         full = [self.req_to_token[row, :n].to(torch.int64) for row, n in zip(rows, kv_lens, strict=True)]
-        swa, swa_write = full, None
+        swa = full
         if self.has_swa_pool:
-            to_swa = self.pool.translate_loc_from_full_to_swa
-            swa = [to_swa(slots).to(torch.int64) for slots in full]
-            if forward_batch.out_cache_loc is not None:
-                swa_write = to_swa(forward_batch.out_cache_loc)
-        self.forward_metadata = _Metadata(q_lens, full, swa, swa_write)
+            swa = [self.pool.translate_loc_from_full_to_swa(slots).to(torch.int64) for slots in full]
+        self.forward_metadata = _Metadata(q_lens, full, swa)
 
     def forward_extend(
         self,
@@ -78,10 +77,12 @@ class TorchPagedAttnBackend(AttentionBackend):
         if layer.logit_cap:
             raise NotImplementedError(f"torch_paged: logits soft cap {layer.logit_cap} is not supported, only 0")
         metadata = self.forward_metadata
-        if save_kv_cache and k is not None:
-            target = KVWriteLoc(forward_batch.out_cache_loc, metadata.swa_write)
-            self.pool.set_kv_buffer(layer, target, k, v)
         in_swa_pool = self.has_swa_pool and self.pool.layers_mapping[layer.layer_id][1]
+        if save_kv_cache and k is not None:
+            # Not from the metadata: a graph replay pads the rows, and its metadata is built from the unpadded batch.
+            slots = forward_batch.out_cache_loc
+            swa_slots = self.pool.translate_loc_from_full_to_swa(slots) if in_swa_pool else None
+            self.pool.set_kv_buffer(layer, KVWriteLoc(slots, swa_slots), k, v)
         out, _lse = paged_attention(
             q.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim),
             self.pool.get_key_buffer(layer.layer_id),

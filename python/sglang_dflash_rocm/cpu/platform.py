@@ -13,6 +13,8 @@ from sglang.srt.platforms.cpu import CpuDeviceMixin
 from sglang.srt.platforms.device_mixin import PlatformEnum
 from sglang.srt.platforms.interface import PlatformCapabilities, SRTPlatform
 
+from sglang_dflash_rocm import environ
+
 #: Name under which our attention is registered for ``--attention-backend``.
 ATTENTION_BACKEND = "torch_paged"
 
@@ -24,7 +26,7 @@ class CpuPlatform(CpuDeviceMixin, SRTPlatform):
     """``SGLANG_PLATFORM=dflash_cpu``: tensors, collectives (gloo) and attention on the host."""
 
     _enum = PlatformEnum.OOT
-    capabilities = PlatformCapabilities()
+    capabilities = PlatformCapabilities(graph_capture=environ.SGLANG_DFLASH_CPU_GRAPH.get())
 
     def apply_server_args_defaults(self, server_args) -> None:
         """Set what has only one answer here and refuse another one; also called before workers are spawned.
@@ -64,6 +66,11 @@ class CpuPlatform(CpuDeviceMixin, SRTPlatform):
         from sglang_dflash_rocm.cpu.pool import CpuMHATokenToKVPool
 
         return CpuMHATokenToKVPool
+
+    def get_full_graph_backend_cls(self) -> type:
+        from sglang_dflash_rocm.cpu.graph import RerunGraphBackend
+
+        return RerunGraphBackend
 
     def get_speculative_cache_locs_fn(self):
         return speculative_cache_locs
