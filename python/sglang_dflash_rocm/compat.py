@@ -215,6 +215,8 @@ def _definition(body: list[ast.stmt], name: str) -> ast.AST | None:
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             if any(isinstance(t, ast.Name) and t.id == name for t in targets):
                 found = node
+        elif isinstance(node, ast.ImportFrom) and any(name == (alias.asname or alias.name) for alias in node.names):
+            found = node
         elif isinstance(node, ast.If | ast.Try | ast.With):
             handled = [statement for handler in getattr(node, "handlers", []) for statement in handler.body]
             inner = [*node.body, *handled, *getattr(node, "orelse", []), *getattr(node, "finalbody", [])]

@@ -87,4 +87,18 @@ SGLANG_DFLASH_DRAFT_GRAPH = Variable(
     group="draft_graph",
 )
 
-VARIABLES: tuple[Variable, ...] = (SGLANG_DFLASH_ROCM, SGLANG_DFLASH_CPU_GRAPH, SGLANG_DFLASH_DRAFT_GRAPH)
+SGLANG_DFLASH_IDLE_VERIFY_GRAPH = Variable(
+    name="SGLANG_DFLASH_IDLE_VERIFY_GRAPH",
+    default=False,
+    parse=parse_bool,
+    allowed=f"one of {', '.join(_TRUE + _FALSE)}",
+    doc="1 verifies by graph although a DP rank is idle; that rank replays the same padded graph",
+    group="idle_verify",
+)
+
+VARIABLES: tuple[Variable, ...] = (
+    SGLANG_DFLASH_ROCM,
+    SGLANG_DFLASH_CPU_GRAPH,
+    SGLANG_DFLASH_DRAFT_GRAPH,
+    SGLANG_DFLASH_IDLE_VERIFY_GRAPH,
+)

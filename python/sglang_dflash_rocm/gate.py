@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sglang_dflash_rocm import environ
+from sglang_dflash_rocm import compat, environ
 
 logger = logging.getLogger(__name__)
 
@@ -22,6 +23,8 @@ PLUGIN_NAME = "dflash_rocm"
 _KFD_NODES = Path("/sys/class/kfd/kfd/topology/nodes")
 _GFX942 = "90402"
 _BACKEND_FLAGS = ("--attention-backend", "--decode-attention-backend", "--prefill-attention-backend")
+#: From the launcher to its workers: hook groups that only the resolved arguments asked for.
+_LATE_GROUPS = "SGLANG_DFLASH_ROCM_LATE_GROUPS"
 _DRAFT_BACKEND_FLAG = "--speculative-draft-attention-backend"
 
 
@@ -61,31 +64,42 @@ def requested(env: Mapping[str, str], argv: Sequence[str], gfx942: bool | None =
     if env.get("SGLANG_AITER_PA_DECODE_IMPL") == "flydsl":
         found.append(_flydsl("SGLANG_AITER_PA_DECODE_IMPL=flydsl"))
     if flags.get("--speculative-algorithm", "").upper() == "DFLASH":
-        found += _dflash("--speculative-algorithm DFLASH", gfx942)
+        found += _dflash(env, gfx942)
+    for group in filter(None, env.get(_LATE_GROUPS, "").split(",")):
+        found.append(Request(group, "the resolved server arguments", group=group))
     for variable in environ.VARIABLES:
         if variable.is_set(env) and variable.group:
             found.append(Request(variable.doc, f"{variable.name}={env[variable.name]}", group=variable.group))
     return found
 
 
-def requested_by(server_args: Any, gfx942: bool | None = None) -> list[Request]:
+def requested_by(server_args: Any, env: Mapping[str, str], gfx942: bool | None = None) -> list[Request]:
     """The same question put to resolved server arguments."""
     argv = []
     for flag in (*_BACKEND_FLAGS, _DRAFT_BACKEND_FLAG, "--speculative-algorithm"):
         value = getattr(server_args, flag.removeprefix("--").replace("-", "_"), None)
         argv += [flag, str(value)] if value else []
-    return requested({}, argv, gfx942)
+    return requested(env, argv, gfx942)
 
 
 def check_resolved_server_args(_result: None, server_args: Any) -> None:
-    """AFTER ``check_server_args``: what only a config file or the Python engine said.
+    """AFTER ``check_server_args``, in the launcher: what only a config file or the Python engine said.
+
+    The workers are told through the environment which hooks that takes; they look at ``sys.argv`` like this process.
 
     Raises:
-        SystemExit: a feature is asked for that this version does not have.
+        SystemExit: a feature is asked for that this version does not have, or its contract with SGLang does not hold.
     """
     from sglang.srt.arg_groups.overrides import resolved_view
 
-    refuse_and_warn(requested_by(resolved_view(server_args)))
+    known = {request.source for request in requested(os.environ, sys.argv)}
+    late = [r for r in requested_by(resolved_view(server_args), os.environ) if r.source not in known]
+    groups = {request.group for request in late if request.group}
+    if found := compat.problems(groups):
+        stop([f"asked for by {', '.join(request.source for request in late)}", *found])
+    refuse_and_warn(late)
+    if groups:
+        os.environ[_LATE_GROUPS] = ",".join(sorted(groups))
 
 
 def refuse_and_warn(requests: Sequence[Request]) -> None:
@@ -141,14 +155,17 @@ def _flydsl(source: str) -> Request:
     return Request("FlyDSL attention", source, refusal=reason)
 
 
-def _dflash(source: str, gfx942: bool | None) -> list[Request]:
+def _dflash(env: Mapping[str, str], gfx942: bool | None) -> list[Request]:
+    source = "--speculative-algorithm DFLASH"
+    if env.get("SGLANG_PLATFORM") == PLATFORM_NAME:
+        return [Request("DFLASH on the CPU platform", source, group="dflash")]
     if not (gfx942_present() if gfx942 is None else gfx942):
         return []
     warning = (
         "on gfx942 SGLang's aiter attention is wrong or crashes for MiMo's 192/128 heads, and this version has no "
         "kernels for them yet; --attention-backend triton is the one to try"
     )
-    return [Request("DFLASH on gfx942", source, warning=warning)]
+    return [Request("DFLASH on gfx942", source, group="dflash", warning=warning)]
 
 
 def _flags(argv: Sequence[str]) -> dict[str, str]:

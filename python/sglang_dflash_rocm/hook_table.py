@@ -28,6 +28,7 @@ class Hook:
 
 
 _CPU = "sglang_dflash_rocm.cpu.hooks"
+_IDLE_VERIFY = "sglang_dflash_rocm.srt.speculative.idle_verify"
 
 HOOKS: tuple[Hook, ...] = (
     Hook(
@@ -155,5 +156,77 @@ HOOKS: tuple[Hook, ...] = (
         why="A draft graph would be keyed by the busiest DP rank's batch, which the draft's own batches do not carry",
         upstream="srt/model_executor/runner/decode_cuda_graph_runner.py:776",
         remove_when="SGLang answers this from the draft's parallel layout",
+    ),
+    Hook(
+        target="sglang.srt.speculative.dflash_info.DFlashVerifyInput.prepare_for_verify",
+        kind="after",
+        group="idle_verify",
+        impl=f"{_IDLE_VERIFY}:note_agreement",
+        why="The gathered graph vote is overwritten right after this when a DP rank is idle",
+        upstream="srt/speculative/dflash_worker_v2.py:2846",
+        remove_when="SGLang replays verify graphs on idle DP ranks for DFLASH, as it does for EAGLE",
+    ),
+    Hook(
+        target="sglang.srt.managers.tp_worker.TpModelWorker.forward_batch_generation",
+        kind="before",
+        group="idle_verify",
+        impl=f"{_IDLE_VERIFY}:apply_agreement",
+        why="Last place before the model runner chooses between graph and eager",
+        upstream="srt/speculative/dflash_worker_v2.py:2454",
+        remove_when="SGLang replays verify graphs on idle DP ranks for DFLASH, as it does for EAGLE",
+    ),
+    Hook(
+        target="sglang.srt.managers.tp_worker.TpModelWorker.init_cuda_graphs",
+        kind="after",
+        group="idle_verify",
+        impl=f"{_IDLE_VERIFY}:compare_graphs",
+        why="An agreement without a collective per step rests on equal captured batch sizes",
+        upstream="srt/managers/tp_worker.py:433",
+        remove_when="SGLang replays verify graphs on idle DP ranks for DFLASH, as it does for EAGLE",
+    ),
+    Hook(
+        target="sglang.srt.speculative.dflash_worker_v2.DFlashWorkerV2.__init__",
+        kind="around",
+        group="dflash",
+        impl="sglang_dflash_rocm.srt.speculative.dflash_worker_v2:with_target_seed",
+        why="The draft's seed broadcast compares a rank of the draft's group with a rank of the world",
+        upstream="srt/managers/tp_worker.py:380",
+        remove_when="TpModelWorker broadcasts the seed with the world rank",
+    ),
+    Hook(
+        target="sglang.srt.speculative.dflash_utils._DFLASH_SAMPLING_VERIFY_AVAILABLE",
+        kind="value",
+        group="dflash",
+        impl="sglang_dflash_rocm.srt.speculative.dflash_utils:AVAILABLE",
+        why="temperature > 0 is verified greedily, with one warning, where SGLang has no tree kernel",
+        upstream="srt/speculative/dflash_worker_v2.py:2212",
+        remove_when="DFLASH verifies chains with the chain kernel on ROCm",
+    ),
+    Hook(
+        target="sglang.srt.speculative.dflash_utils.tree_speculative_sampling_target_only",
+        kind="value",
+        group="dflash",
+        impl="sglang_dflash_rocm.srt.speculative.dflash_utils:tree_speculative_sampling_target_only",
+        why="None on ROCm; the chain kernel that does exist there has another interface",
+        upstream="srt/speculative/dflash_utils.py:1012",
+        remove_when="DFLASH verifies chains with the chain kernel on ROCm",
+    ),
+    Hook(
+        target="sglang.kernels.ops.speculative.verify_sampling.chain_speculative_sampling_triton",
+        kind="reads",
+        group="dflash",
+        impl="",
+        why="The chain kernel that samples",
+        upstream="kernels/ops/speculative/verify_sampling.py:21",
+        remove_when="DFLASH verifies chains with the chain kernel on ROCm",
+    ),
+    Hook(
+        target="sglang.srt.speculative.dflash_info_v2.DFlashDraftInputV2._ensure_prepare_length_buffers",
+        kind="around",
+        group="dflash",
+        impl="sglang_dflash_rocm.srt.speculative.dflash_info_v2:keep_length_buffers",
+        why="Allocates device buffers in every step: a new draft input each time, and cuda is not cuda:0",
+        upstream="srt/speculative/dflash_info_v2.py:75",
+        remove_when="the worker hands the buffers from step to step",
     ),
 )

@@ -12,7 +12,9 @@ _GROUPS = {
     "core": "In every process that loads the plugin. These look, they change nothing.",
     "cpu": "Only under `SGLANG_PLATFORM=dflash_cpu`.",
     "cpu_graph": "Only under `SGLANG_PLATFORM=dflash_cpu` with `SGLANG_DFLASH_CPU_GRAPH=1`.",
+    "dflash": "With `--speculative-algorithm DFLASH` on gfx942 or on the CPU platform.",
     "draft_graph": "Only with `SGLANG_DFLASH_DRAFT_GRAPH=on` or `off`.",
+    "idle_verify": "Only with `SGLANG_DFLASH_IDLE_VERIFY_GRAPH=1`.",
 }
 
 

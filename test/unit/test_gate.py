@@ -68,13 +68,13 @@ def test_a_variable_names_itself_its_value_and_what_is_allowed():
 def test_resolved_arguments_are_asked_too():
     """A config file or the Python engine: the flags are not in ``sys.argv``."""
     resolved = types.SimpleNamespace(attention_backend="flydsl", speculative_algorithm=None)
-    (request,) = gate.requested_by(resolved, gfx942=True)
+    (request,) = gate.requested_by(resolved, {}, gfx942=True)
     assert request.source == "--attention-backend flydsl"
     with pytest.raises(SystemExit) as stopped:
         gate.refuse_and_warn([request])
     assert stopped.value.code == 3
     resolved = types.SimpleNamespace(attention_backend="triton", speculative_algorithm="DFLASH")
-    assert gate.requested_by(resolved, gfx942=True)[0].warning
+    assert gate.requested_by(resolved, {}, gfx942=True)[0].warning
 
 
 # ---- the verification after SGLang applied the hooks, on functions of our own --------------------------------------

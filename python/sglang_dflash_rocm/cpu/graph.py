@@ -1,11 +1,11 @@
 """Graphs on the CPU platform: SGLang's real decode graph runner, with a replay that runs the forward again.
 
-A CPU has no graphs to capture, but everything that goes wrong with graphs under DP attention happens around the capture:
-which ranks decide to replay, which bucket they pad to, what the static buffers hold in padded rows, which collectives a
-fabricated batch of an idle rank enters. All of that is SGLang's ``DecodeCudaGraphRunner``, which runs here unchanged.
-Only what belongs to the device is replaced: a replay calls the captured forward again on the same static buffers, so its
-collectives happen for real; and no stream is involved. It is no model of a graph's speed. On with
-``SGLANG_DFLASH_CPU_GRAPH=1``.
+A CPU has no graphs to capture, but everything that goes wrong with graphs under DP attention happens around the
+capture: which ranks decide to replay, which bucket they pad to, what the static buffers hold in padded rows, which
+collectives the fabricated batch of an idle rank enters. All of that is SGLang's ``DecodeCudaGraphRunner``, which runs
+here unchanged. Only what belongs to the device is replaced: a replay calls the captured forward again on the same
+static buffers, so its collectives happen for real; and no stream is involved. It says nothing about a graph's speed.
+On with ``SGLANG_DFLASH_CPU_GRAPH=1``.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from sglang.srt.layers.attention.base_attn_backend import SharedReadEnds
+from sglang.srt.model_executor.cuda_graph_config import Backend, Phase, check_cuda_graph_backend
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.model_executor.model_runner_components.cuda_graph_setup import GraphCapture
 from sglang.srt.model_executor.runner.decode_cuda_graph_runner import DecodeCudaGraphRunner
@@ -79,12 +80,13 @@ class CpuGraphRunner(DecodeCudaGraphRunner):
 
 
 def capture_decode_graph(*, model_runner) -> GraphCapture:
-    """REPLACE: SGLang captures for device ``cpu`` only what ``torch.compile`` can take, which excludes DP and drafts."""
+    """REPLACE: for device ``cpu`` SGLang captures only what ``torch.compile`` can take; neither DP nor drafts."""
     if model_runner.is_draft_worker:
         phase = "draft_decode"
     else:
         phase = "target_verify" if model_runner.spec_algorithm.is_speculative() else "decode"
-    runner = CpuGraphRunner(model_runner)
+    disabled = check_cuda_graph_backend(Phase.DECODE, Backend.DISABLED)
+    runner = None if disabled else CpuGraphRunner(model_runner)
     return GraphCapture(runner=runner, memory_phase=phase, memory_usage_gb=0, capture_time=0)
 
 

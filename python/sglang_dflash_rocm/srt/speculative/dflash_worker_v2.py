@@ -1,19 +1,38 @@
-"""Draft graphs of DFLASH under DP attention (``SGLANG_DFLASH_DRAFT_GRAPH``)."""
+"""The DFLASH worker: the draft's seed, and its graphs under DP attention (``SGLANG_DFLASH_DRAFT_GRAPH``)."""
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sglang_dflash_rocm import environ, gate
+from sglang_dflash_rocm.srt.speculative.dflash_utils import describe
 
 if TYPE_CHECKING:
     from sglang.srt.model_executor.model_runner import ModelRunner
     from sglang.srt.speculative.dflash_worker_v2 import DFlashWorkerV2
 
 logger = logging.getLogger(__name__)
+
+
+def with_target_seed(original: Callable, worker: DFlashWorkerV2, *args: Any, **kwargs: Any) -> None:
+    """AROUND ``DFlashWorkerV2.__init__``: the draft starts from the seed that the target's ranks agreed on.
+
+    The draft worker broadcasts a seed over all ranks too, but asks "am I the source?" with its rank inside the draft's
+    group (``managers/tp_worker.py:380``): the first rank of every DP group keeps its own, which differs between nodes
+    started without ``--random-seed``. With one value everywhere it does not matter who sends.
+    """
+    from sglang.srt.runtime_context import get_device
+    from sglang.srt.speculative.dflash_utils import is_dflash_sampling_verify_available
+
+    target_worker = inspect.signature(original).bind(worker, *args, **kwargs).arguments["target_worker"]
+    with get_device().override(random_seed=target_worker.random_seed):
+        original(worker, *args, **kwargs)
+    if worker._target_tp_rank == 0:
+        logger.info("DFLASH verify, %s", describe(is_dflash_sampling_verify_available()))
 
 
 def init_cuda_graphs(original: Callable, worker: DFlashWorkerV2) -> None:
@@ -40,8 +59,8 @@ def init_cuda_graphs(original: Callable, worker: DFlashWorkerV2) -> None:
         gate.stop(
             [
                 "SGLANG_DFLASH_DRAFT_GRAPH=on, and SGLang captured no draft graph; its log above says why "
-                "(--disable-cuda-graph, --cuda-graph-backend-decode disabled, or less than 1 GB of free memory, for which "
-                "a lower --mem-fraction-static helps). Mend that, or set SGLANG_DFLASH_DRAFT_GRAPH=auto"
+                "(--disable-cuda-graph, --cuda-graph-backend-decode disabled, or less than 1 GB of free memory, for "
+                "which a lower --mem-fraction-static helps). Mend that, or set SGLANG_DFLASH_DRAFT_GRAPH=auto"
             ]
         )
     if worker._target_tp_rank == 0:
@@ -62,8 +81,8 @@ def forward_is_dp_local(local: bool, model_runner: ModelRunner) -> bool:
 
 @contextmanager
 def _seen_without_dp(worker: DFlashWorkerV2) -> Iterator[None]:
-    """``init_cuda_graphs`` sees no DP attention when it decides, and the capture inside it sees the real setting, so that
-    the captured forward is the one that also runs eagerly."""
+    """``init_cuda_graphs`` sees no DP attention when it decides, and the capture inside it sees the real setting, so
+    that the captured forward is the one that also runs eagerly."""
     from sglang.srt.runtime_context import get_parallel
 
     draft_worker = worker._draft_worker
