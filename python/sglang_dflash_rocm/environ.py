@@ -54,6 +54,17 @@ def one_of(*values: str) -> Callable[[str], str]:
     return parse
 
 
+def at_least(least: int) -> Callable[[str], int]:
+    """A parser of whole numbers from ``least`` on."""
+
+    def parse(text: str) -> int:
+        if int(text) < least:
+            raise ValueError(text)
+        return int(text)
+
+    return parse
+
+
 def parse_bool(text: str) -> bool:
     if text.lower() in _TRUE:
         return True
@@ -96,9 +107,19 @@ SGLANG_DFLASH_IDLE_VERIFY_GRAPH = Variable(
     group="idle_verify",
 )
 
+SGLANG_DFLASH_SWA_TOKEN_INTERVAL = Variable(
+    name="SGLANG_DFLASH_SWA_TOKEN_INTERVAL",
+    default=0,
+    parse=at_least(0),
+    allowed="a number of tokens, 0 or more",
+    doc="tokens that slide out of the window before a request's slots are freed; 0 leaves it to SGLang",
+    group="swa_interval",
+)
+
 VARIABLES: tuple[Variable, ...] = (
     SGLANG_DFLASH_ROCM,
     SGLANG_DFLASH_CPU_GRAPH,
     SGLANG_DFLASH_DRAFT_GRAPH,
     SGLANG_DFLASH_IDLE_VERIFY_GRAPH,
+    SGLANG_DFLASH_SWA_TOKEN_INTERVAL,
 )

@@ -229,4 +229,22 @@ HOOKS: tuple[Hook, ...] = (
         upstream="srt/speculative/dflash_info_v2.py:75",
         remove_when="the worker hands the buffers from step to step",
     ),
+    Hook(
+        target="sglang.srt.managers.schedule_batch.ScheduleBatch._swa_eviction_trigger",
+        kind="around",
+        group="swa_interval",
+        impl="sglang_dflash_rocm.srt.managers.schedule_batch:swa_eviction_trigger",
+        why="An eviction interval of its own for DFLASH, in tokens, aligned to page and block",
+        upstream="srt/managers/schedule_batch.py:4047",
+        remove_when="SGLANG_SWA_EVICTION_INTERVAL means the same in the trigger and in the pool cap",
+    ),
+    Hook(
+        target="sglang.srt.model_executor.pool_configurator.compute_swa_request_cap",
+        kind="around",
+        group="swa_interval",
+        impl="sglang_dflash_rocm.srt.managers.schedule_batch:swa_request_cap",
+        why="Reserves the interval times the draft block although the trigger counts tokens",
+        upstream="srt/model_executor/pool_configurator.py:937",
+        remove_when="SGLANG_SWA_EVICTION_INTERVAL means the same in the trigger and in the pool cap",
+    ),
 )

@@ -15,6 +15,7 @@ _GROUPS = {
     "dflash": "With `--speculative-algorithm DFLASH` on gfx942 or on the CPU platform.",
     "draft_graph": "Only with `SGLANG_DFLASH_DRAFT_GRAPH=on` or `off`.",
     "idle_verify": "Only with `SGLANG_DFLASH_IDLE_VERIFY_GRAPH=1`.",
+    "swa_interval": "Only with `SGLANG_DFLASH_SWA_TOKEN_INTERVAL` above 0.",
 }
 
 
