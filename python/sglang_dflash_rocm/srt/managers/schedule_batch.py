@@ -53,7 +53,7 @@ def swa_request_cap(original: Callable[..., int], *, page_size: int, **kwargs: A
     if envs.SGLANG_AMD_USE_FLYDSL_MEGA_MOE.get():
         gate.stop(
             [
-                "SGLANG_DFLASH_SWA_TOKEN_INTERVAL counts tokens and SGLANG_AMD_USE_FLYDSL_MEGA_MOE=1 makes SGLang count "
+                "SGLANG_DFLASH_SWA_TOKEN_INTERVAL counts tokens, SGLANG_AMD_USE_FLYDSL_MEGA_MOE=1 makes SGLang count "
                 "forwards: unset one of them"
             ]
         )
