@@ -55,6 +55,11 @@ class Ranks:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def usable(self) -> bool:
+        """Whether another call can be made: no earlier one failed."""
+        return bool(self._processes)
+
     def call(self, function: Callable, *args: Any, each: Sequence[tuple] | None = None) -> list:
         """``function(rank, *args)`` on every rank at once; the results by rank. ``each`` adds arguments per rank.
 
@@ -62,7 +67,7 @@ class Ranks:
             RankError: a rank raised or died, or one of them did not return in time. The ranks are useless then, and
                 later calls say so.
         """
-        if not self._processes:
+        if not self.usable:
             raise RankError("the ranks were closed, by an earlier failure or by the caller")
         for rank, pipe in enumerate(self._pipes):
             pipe.send((function, (*args, *(each[rank] if each is not None else ()))))

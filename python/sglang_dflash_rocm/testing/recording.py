@@ -108,7 +108,9 @@ def play(
             if batch is not None:
                 turn.global_num_tokens = batch.global_num_tokens
             trace.turns.append(turn)
-    trace.tokens = {rid: list(req.output_ids) for rid, req in live.items()}
+    # A verify step may commit more than the request asked for; SGLang cuts the rest off when it answers.
+    limits = {request.rid: request.new_tokens for request in requests}
+    trace.tokens = {rid: list(req.output_ids)[: limits[rid]] for rid, req in live.items()}
     return trace
 
 

@@ -32,7 +32,7 @@ class Layouts:
         self._open: tuple[str, Ranks] | None = None
 
     def get(self, name: str) -> Ranks:
-        if self._open and self._open[0] == name:
+        if self._open and self._open[0] == name and self._open[1].usable:
             return self._open[1]
         self.close()
         models = build_tiny_models(self._root, "base")
@@ -58,6 +58,19 @@ def _write_mask_embedding(models) -> None:
     table = load_file(models.target / "model.safetensors")["model.embed_tokens.weight"]
     mask = 511
     torch.save({"embedding": table[mask] + MASK_SHIFT, "mask_token_id": mask}, models.draft / "mask_embedding.pt")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests without ranks first, then layout by layout, so that each layout is opened once."""
+    here = Path(__file__).parent
+    places = [i for i, item in enumerate(items) if here in item.path.parents]
+    ordered = sorted((items[i] for i in places), key=lambda item: _layout_order(item.fixturenames))
+    for place, item in zip(places, ordered, strict=True):
+        items[place] = item
+
+
+def _layout_order(fixtures: list[str]) -> int:
+    return 2 if "dp4_groups" in fixtures else int("dp2" in fixtures)
 
 
 @pytest.fixture(scope="session")

@@ -87,17 +87,18 @@ def facts_of_this_rank_only():
 
 @contextlib.contextmanager
 def vote_of_this_rank_only():
-    """Fault: the gathered graph vote and mode are thrown away for the local ones."""
-    from sglang.srt.managers.scheduler_components.dp_attn import MLPSyncBatchInfo
+    """Fault: the guards see this rank's own vote and mode. Padding keeps the gathered ones, or the ranks would hang."""
+    from sglang.srt.speculative.dflash_info import DFlashVerifyInput
 
-    original = MLPSyncBatchInfo.all_gather
+    original = DFlashVerifyInput.prepare_for_verify
 
-    def local(self, *args, **kwargs):
-        mine = self.can_run_decode_cuda_graph, self.is_extend_in_batch
-        original(self, *args, **kwargs)
-        self.can_run_decode_cuda_graph, self.is_extend_in_batch = mine
+    def local(self, batch, worker, **kwargs):
+        result = original(self, batch, worker, **kwargs)
+        batch.is_extend_in_batch = False
+        result[0].can_run_decode_cuda_graph = True
+        return result
 
-    with device_with_graphs(), mock.patch.object(MLPSyncBatchInfo, "all_gather", local):
+    with device_with_graphs(), mock.patch.object(DFlashVerifyInput, "prepare_for_verify", local):
         yield
 
 
@@ -126,7 +127,7 @@ def test_graph_or_eager_is_the_same_on_all_ranks(dp2, name):
     ("name", "fault", "what"),
     [
         ("idle peer", facts_of_this_rank_only, "differs by rank"),
-        ("peer prefills later", vote_of_this_rank_only, "differs by rank|with modes"),
+        ("peer prefills later", vote_of_this_rank_only, "graph=True with modes"),
     ],
 )
 def test_a_decision_from_local_facts_is_noticed(dp2, name, fault, what):
