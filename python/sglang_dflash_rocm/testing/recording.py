@@ -90,8 +90,8 @@ def play(
     fault: Callable[[], contextlib.AbstractContextManager] | None = None,
     *fault_args: Any,
 ) -> Trace:
-    """Submit ``requests`` at their turns, take ``turns`` turns and say what happened. ``fault`` breaks SGLang on purpose
-    for the duration; it must leave all ranks able to finish."""
+    """Submit ``requests`` at their turns, take ``turns`` turns and say what happened. ``fault`` breaks SGLang on
+    purpose for the duration; it must leave all ranks able to finish."""
     import torch.distributed as dist
     from sglang.srt.runtime_context import get_parallel
 

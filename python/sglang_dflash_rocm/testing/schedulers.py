@@ -1,8 +1,8 @@
 """SGLang's real schedulers, one per rank, stepped by hand: no launcher, no HTTP, one turn of the event loop at a time.
 
-Functions here run inside the processes of :class:`~sglang_dflash_rocm.testing.ranks.Ranks`. ``open_scheduler`` builds the
-process's :class:`Scheduler` with target, draft worker, pools and process groups as a server would; ``turn`` is the body
-of ``Scheduler.event_loop_normal``. All ranks must take the same number of turns.
+Functions here run inside the processes of :class:`~sglang_dflash_rocm.testing.ranks.Ranks`. ``open_scheduler`` builds
+the process's :class:`Scheduler` with target, draft worker, pools and process groups as a server would; ``turn`` is the
+body of ``Scheduler.event_loop_normal``. All ranks must take the same number of turns.
 """
 
 from __future__ import annotations

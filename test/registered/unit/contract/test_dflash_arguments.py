@@ -98,8 +98,8 @@ def test_without_dp_attention_the_dp_lm_head_is_not_asked_for(resolve):
     ],
 )
 def test_block_size_is_resolved_into_num_draft_tokens(resolve, arguments, block, monkeypatch):
-    """Upstream: arg_groups/speculative_hook.py:368-425. ``speculative_dflash_block_size`` stays ``None`` unless given, so
-    whoever reads it instead of ``speculative_num_draft_tokens`` crashes on a valid configuration."""
+    """Upstream: arg_groups/speculative_hook.py:368-425. ``speculative_dflash_block_size`` stays ``None`` unless given,
+    so whoever reads it instead of ``speculative_num_draft_tokens`` crashes on a valid configuration."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     resolved = resolve(**arguments)
     assert resolved.speculative_num_draft_tokens == block

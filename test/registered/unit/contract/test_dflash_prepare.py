@@ -86,8 +86,8 @@ def check_clock(state: dict) -> None:
 
 
 def test_swa_slots_behind_the_window_are_given_back(dp2):
-    """C14. Upstream: speculative/dflash_info_v2.py:129 and 215. Without them a request holds an SWA slot per token and is
-    retracted when the small SWA pool is full, with the full pool nearly empty."""
+    """C14. Upstream: speculative/dflash_info_v2.py:129 and 215. Without them a request holds an SWA slot per token and
+    is retracted when the small SWA pool is full, with the full pool nearly empty."""
     for state in dp2.call(_decode, 90, 100, contextlib.nullcontext):
         check_bounded(state)
         check_clock(state)

@@ -34,7 +34,8 @@ def check_lockstep(traces: list[Trace]) -> None:
     groups = {c.ranks for trace in traces for turn in trace.turns for c in turn.collectives}
     for group in groups:
         sequences = {
-            rank: [[c.op for c in turn.collectives if c.ranks == group] for turn in traces[rank].turns] for rank in group
+            rank: [[c.op for c in turn.collectives if c.ranks == group] for turn in traces[rank].turns]
+            for rank in group
         }
         first = sequences[group[0]]
         for rank, ops in sequences.items():

@@ -1,4 +1,4 @@
-"""Whose group it is: graphs are captured with the attention TP group in, shared-memory features are waited for in it."""
+"""Whose group it is: graphs are captured with the attention TP group, shared-memory features are waited for in it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ register_amd_ci(est_time=45, suite="stage-a-test-1-gpu-small-amd")
 
 
 def _captured(rank: int, forget: str | None = None) -> dict:
-    """Which groups ``graph_capture`` enters, and with which context. Stand-in for hardware: a group's own capture, which
-    makes a device stream, is replaced by a note."""
+    """Which groups ``graph_capture`` enters, and with which context. Stand-in for hardware: a group's own capture,
+    which makes a device stream, is replaced by a note."""
     import torch.distributed as dist
     from sglang.srt.distributed import parallel_state
 
@@ -89,8 +89,8 @@ def _image_request(rid: str, feature):
 
 
 def _consume(rank: int, busy: list[int], bad: list[int], blind: bool = False) -> dict | None:
-    """The receiver's last step on DP ranks ``busy``: features come in real shared memory from the group's first rank, are
-    waited for, read, and agreed on. Ranks ``bad`` cannot read. ``blind`` hides DP attention (fault)."""
+    """The receiver's last step on DP ranks ``busy``: features come in real shared memory from the group's first rank,
+    are waited for, read, and agreed on. Ranks ``bad`` cannot read. ``blind`` hides DP attention (fault)."""
     import torch.distributed as dist
     from sglang.srt.managers import mm_utils
     from sglang.srt.managers.scheduler_components import request_receiver
@@ -145,8 +145,8 @@ def check_consumed(states: list[dict | None], rejected: bool = False) -> None:
 
 @pytest.mark.parametrize("busy", [[0], [1], [0, 1]])
 def test_shared_memory_is_waited_for_within_the_attention_group(dp2, busy):
-    """Upstream: managers/scheduler_components/request_receiver.py:266-272. The other DP rank did not get the request and
-    will not come to the barrier."""
+    """Upstream: managers/scheduler_components/request_receiver.py:266-272. The other DP rank did not get the request
+    and will not come to the barrier."""
     check_consumed(dp2.call(_consume, busy, []))
 
 

@@ -53,8 +53,8 @@ def check_rank_zeros_tokens(answers: list[dict]) -> None:
 
 
 def test_every_site_gives_the_groups_first_ranks_tokens(dp2):
-    """C10. Upstream: speculative/spec_tp_sync.py, dflash_worker_v2.py:416 (the group), 2209-2229, 2360 (the sites). Ranks
-    that accept different tokens build different batches and wait for each other for ever."""
+    """C10. Upstream: speculative/spec_tp_sync.py, dflash_worker_v2.py:416 (the group), 2209-2229, 2360 (the sites).
+    Ranks that accept different tokens build different batches and wait for each other for ever."""
     answers = dp2.call(_synced, "all")
     check_rank_zeros_tokens(answers)
     assert all(set(SITES) <= set(answer["own"]) for answer in answers), "the default leaves a site out"
@@ -101,8 +101,8 @@ def check_same_accept(answers: list[tuple]) -> None:
 
 
 def test_one_ulp_does_not_part_the_ranks(dp2):
-    """C10. Upstream: dflash_worker_v2.py:2187 _accept_block, the site DFLASH_ACCEPT_GREEDY. HIP's GEMMs give ranks other
-    last bits."""
+    """C10. Upstream: dflash_worker_v2.py:2187 _accept_block, the site DFLASH_ACCEPT_GREEDY. HIP's GEMMs give ranks
+    other last bits."""
     answers = dp2.call(_accept, "all")
     check_same_accept(answers)
     assert answers[0] == (7, 17, list(range(10, 18)), 8)
@@ -167,8 +167,8 @@ def check_greedy(answers: list[list[int]], best: list[list[int]]) -> None:
 
 
 def test_ties_across_shards_give_the_lowest_id(dp2):
-    """C10, C24. Upstream: dflash_worker_v2.py:1599 _greedy_sample_from_vocab_parallel_head. The draft must choose as the
-    target's argmax over the whole row does, or ties cost acceptance; a local index is a wrong token."""
+    """C10, C24. Upstream: dflash_worker_v2.py:1599 _greedy_sample_from_vocab_parallel_head. The draft must choose as
+    the target's argmax over the whole row does, or ties cost acceptance; a local index is a wrong token."""
     check_greedy(dp2.call(_greedy, BEST), BEST)
 
 

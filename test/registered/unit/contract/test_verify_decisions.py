@@ -113,8 +113,8 @@ def _run(ranks, name: str, fault) -> list[Trace]:
 
 @pytest.mark.parametrize("name", LOADS)
 def test_graph_or_eager_is_the_same_on_all_ranks(dp2, name):
-    """C02. Upstream: speculative/dflash_worker_v2.py:2434-2460 and 2858-2873, scheduler_components/dp_attn.py:369. A rank
-    that replays a graph assumes padded counts; one eager peer then waits for rows that never come."""
+    """C02. Upstream: speculative/dflash_worker_v2.py:2434-2460 and 2858-2873, scheduler_components/dp_attn.py:369. A
+    rank that replays a graph assumes padded counts; one eager peer then waits for rows that never come."""
     traces = _run(dp2, name, device_with_graphs)
     check_one_decision(traces)
     check_vote_spans(traces, (0, 1, 2, 3))

@@ -1,4 +1,4 @@
-"""Verify under DP attention: metadata after padding, token counts and not request counts, idle batches, no host syncs."""
+"""Verify under DP attention: metadata after padding, tokens counted and not requests, idle batches, no host syncs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ LOADS = {"ragged": (4, 1), "idle peer": (3, 0)}
 def _run(ranks, name: str, fault=None) -> list[Trace]:
     each = []
     for dp_rank in (0, 0, 1, 1):
-        requests = [Request(0, f"{name}-{dp_rank}-{i}", PROMPTS[4 * dp_rank + i], 8) for i in range(LOADS[name][dp_rank])]
+        requests = [
+            Request(0, f"{name}-{dp_rank}-{i}", PROMPTS[4 * dp_rank + i], 8) for i in range(LOADS[name][dp_rank])
+        ]
         each.append((requests, 12, fault))
     return ranks.call(play, each=each)
 
@@ -67,8 +69,8 @@ def metadata_before_padding():
 
 @pytest.mark.parametrize("name", LOADS)
 def test_metadata_is_built_once_after_padding(dp2, name):
-    """C04, C09. Upstream: speculative/dflash_info.py:66-124, dflash_worker_v2.py:2440, 2845, 2875. DP padding changes the
-    rows of a rank, an idle one's from none; metadata of before has other sizes than the forward."""
+    """C04, C09. Upstream: speculative/dflash_info.py:66-124, dflash_worker_v2.py:2440, 2845, 2875. DP padding changes
+    the rows of a rank, an idle one's from none; metadata of before has other sizes than the forward."""
     traces = _run(dp2, name)
     check_verify_stages(traces)
     padded = [stage for trace in traces[2:] for turn in trace.turns for stage in turn.stages if stage["stage"] == "pad"]
@@ -91,7 +93,7 @@ def test_busy_and_idle_ranks_sync_with_the_host_alike(dp2):
 
 
 def check_same_syncs(traces: list[Trace]) -> None:
-    """While verify is prepared and padded, every rank reads tensors to the host as often as the others, or not at all."""
+    """While verify is prepared and padded, every rank reads tensors to the host as often as the others, or never."""
     turns = [i for i, turn in enumerate(traces[0].turns) if turn.verify]
     assert turns
     for number in turns:
@@ -165,8 +167,8 @@ def check_rows(sizes: dict, block: int, requests: list[int]) -> None:
 
 @pytest.mark.parametrize(("block", "requests"), [(8, [4, 0]), (8, [1, 4]), (4, [3, 1]), (2, [1, 5]), (8, [0, 1])])
 def test_counts_are_tokens_and_rows_fit_the_index(dp2, block, requests):
-    """C06, C07, C04. Upstream: forward_batch_info.py:920, 1753, speculative/spec_info.py:465. Requests taken for tokens cut
-    the block short: the text stays right and acceptance falls."""
+    """C06, C07, C04. Upstream: forward_batch_info.py:920, 1753, speculative/spec_info.py:465. Requests taken for tokens
+    cut the block short: the text stays right and acceptance falls."""
     for sizes in dp2.call(_padded, block, requests):
         check_rows(sizes, block, requests)
 
@@ -215,8 +217,8 @@ def check_idle_positions(state: dict, mrope: bool) -> None:
 
 @pytest.mark.parametrize("mrope", [False, True])
 def test_idle_batches_have_empty_positions(dp2, mrope):
-    """Upstream: model_executor/forward_batch_info.py:1176-1184. Padding turns an idle rank into rows; a model with M-RoPE
-    then reads three position rows that nobody made."""
+    """Upstream: model_executor/forward_batch_info.py:1176-1184. Padding turns an idle rank into rows; a model with
+    M-RoPE then reads three position rows that nobody made."""
     for state in dp2.call(_idle, mrope):
         check_idle_positions(state, mrope)
         with pytest.raises(AssertionError):
