@@ -57,15 +57,15 @@ class Ranks:
 
     @property
     def usable(self) -> bool:
-        """Whether another call can be made: no earlier one failed."""
+        """Whether another call can be made: no earlier one left ranks stuck or dead."""
         return bool(self._processes)
 
     def call(self, function: Callable, *args: Any, each: Sequence[tuple] | None = None) -> list:
         """``function(rank, *args)`` on every rank at once; the results by rank. ``each`` adds arguments per rank.
 
         Raises:
-            RankError: a rank raised or died, or one of them did not return in time. The ranks are useless then, and
-                later calls say so.
+            RankError: a rank raised, died, or did not return in time. Unless all of them answered, the ranks are
+                closed: some are stuck in a collective that the others left.
         """
         if not self.usable:
             raise RankError("the ranks were closed, by an earlier failure or by the caller")
@@ -76,7 +76,8 @@ class Ranks:
         if all(ok for ok, _ in answers):
             return [value for _, value in answers]
         problems = "\n".join(self._problem(rank, value) for rank, (ok, value) in enumerate(answers) if not ok)
-        self.close()
+        if not all(ok or trace is not None for ok, trace in answers):
+            self.close()
         raise RankError(f"{getattr(function, '__name__', function)} on {self.size} ranks:\n{problems}")
 
     def close(self) -> None:

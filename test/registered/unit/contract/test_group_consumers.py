@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import pickle
 import sys
 from array import array
 from unittest import mock
@@ -120,11 +121,13 @@ def _consume(rank: int, busy: list[int], bad: list[int], blind: bool = False) ->
         stack.enter_context(parallel.override(attn_dp_enabled=False))
     with stack:
         feature = torch.arange(6.0).view(2, 3) + 100 * dp_rank
-        sent = mm_utils.ShmPointerMMData(feature) if parallel.attn_tp_rank == 0 else None
-        request = _image_request(f"image-{dp_rank}", parallel.attn_tp_group.broadcast_object(sent, src=0))
+        # As the pointer travels: pickled by the tokenizer, opened by every rank that unpickles it.
+        sent = pickle.dumps(mm_utils.ShmPointerMMData(feature)) if parallel.attn_tp_rank == 0 else None
+        pointer = pickle.loads(parallel.attn_tp_group.broadcast_object(sent, src=0))
+        request = _image_request(f"image-{dp_rank}", pointer)
         receiver._finalize_shm_features([request])
     inputs = request.mm_inputs
-    rejected = isinstance(inputs, Exception)
+    rejected = not hasattr(inputs, "mm_items")
     return {
         "calls": calls,
         "rejected": rejected,
