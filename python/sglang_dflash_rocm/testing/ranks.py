@@ -101,6 +101,7 @@ class Ranks:
         if trace is not None:
             return f"rank {rank} raised:\n{trace}"
         process = self._processes[rank]
+        process.join(0.5)
         what = "did not return" if process.is_alive() else f"ended with exit code {process.exitcode}"
         if process.is_alive():
             os.kill(process.pid, _STACK_SIGNAL)

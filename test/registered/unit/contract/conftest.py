@@ -13,7 +13,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from sglang_dflash_rocm.testing import schedulers
+from sglang_dflash_rocm.testing.live import schedulers
 from sglang_dflash_rocm.testing.ranks import Ranks
 from sglang_dflash_rocm.testing.server import ServerConfig, free_port
 from sglang_dflash_rocm.testing.tiny_models import build_tiny_models

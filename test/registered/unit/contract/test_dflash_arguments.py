@@ -94,7 +94,7 @@ def test_without_dp_attention_the_dp_lm_head_is_not_asked_for(resolve):
         ({"speculative_num_draft_tokens": 6}, 6),
         ({"speculative_dflash_block_size": 4}, 4),
         ({"speculative_dflash_block_size": 4, "speculative_num_draft_tokens": 4}, 4),
-        ({"speculative_draft_model_path": "no/such-draft"}, 16),
+        ({"speculative_draft_model_path": "/no/such/draft"}, 16),
     ],
 )
 def test_block_size_is_resolved_into_num_draft_tokens(resolve, arguments, block, monkeypatch):

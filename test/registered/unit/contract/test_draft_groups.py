@@ -8,8 +8,8 @@ import sys
 import pytest
 from sglang.test.ci.ci_register import register_amd_ci, register_cpu_ci
 
-from sglang_dflash_rocm.testing import schedulers
-from sglang_dflash_rocm.testing.recording import Collective, Request, Trace, Turn, play
+from sglang_dflash_rocm.testing.live import schedulers
+from sglang_dflash_rocm.testing.live.recording import Collective, Request, Trace, Turn, play
 from sglang_dflash_rocm.testing.tiny_models import tiny_prompts
 
 register_cpu_ci(est_time=60, suite="base-a-test-cpu")

@@ -11,7 +11,7 @@ import pytest
 import torch
 from sglang.test.ci.ci_register import register_amd_ci, register_cpu_ci
 
-from sglang_dflash_rocm.testing import schedulers
+from sglang_dflash_rocm.testing.live import schedulers
 
 register_cpu_ci(est_time=45, suite="base-a-test-cpu")
 register_amd_ci(est_time=45, suite="stage-a-test-1-gpu-small-amd")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from array import array
 from typing import Any
 
-from .server import ServerConfig
+from ..server import ServerConfig
 
 #: The scheduler of this process.
 SCHEDULER: Any = None
