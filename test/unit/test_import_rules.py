@@ -61,7 +61,7 @@ def test_only_the_demo_and_tests_use_testing():
 
 
 def test_testing_does_not_import_sglang():
-    """The references must not share SGLang's faults; only ``testing/live`` runs SGLang, and imports it in a rank only."""
+    """The references must not share SGLang's faults; ``testing/live`` alone runs SGLang, and imports it in a rank."""
     live = _files("testing/live")
     references = [file for file in _files("testing") if file not in live]
     assert live and references

@@ -1,1 +1,1 @@
-"""SGLang itself inside rank processes. The references of ``testing`` stay clear of it: they must not share its faults."""
+"""SGLang itself inside rank processes. The references of ``testing`` stay clear of it, to share none of its faults."""

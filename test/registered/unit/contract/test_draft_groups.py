@@ -159,6 +159,13 @@ def test_the_draft_scope_narrows_and_restores(dp2):
         check_scope(result, [0, 1] if rank < 2 else [2, 3], rank // 2)
 
 
+def test_the_widths_hide_dp_attention_but_the_flag_does_not(dp2):
+    """``attn_dp_enabled`` is published once and stays true in the draft's scope, against what the comment at
+    dflash_worker_v2.py:719 says. Code of ours that runs in the scope must ask for ``attn_dp_size``."""
+    for result in dp2.call(_scope, True):
+        assert result["inside"]["attn_dp_size"] == 1 and result["inside"]["attn_dp_enabled"]
+
+
 def test_a_scope_one_rank_wide(dp4_groups):
     """C02. The same at TP4/DP4, where a vote or gather in the draft's scope reaches no other rank at all."""
     for rank, result in enumerate(dp4_groups.call(_scope, False)):
