@@ -61,7 +61,13 @@ def test_only_the_demo_and_tests_use_testing():
 
 
 def test_testing_does_not_import_sglang():
-    assert _violations(_files("testing"), "sglang") == []
+    """The references must not share SGLang's faults; ``testing/live`` alone runs SGLang, and imports it in a rank."""
+    live = _files("testing/live")
+    references = [file for file in _files("testing") if file not in live]
+    assert live and references
+    assert _violations(references, "sglang", *_ours("testing.live")) == []
+    at_import = {name for file in live for name in _imports(file, everywhere=False)}
+    assert not [name for name in at_import if _under(name, "sglang", "torch")]
 
 
 def test_nothing_below_imports_cpu():

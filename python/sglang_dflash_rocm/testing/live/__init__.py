@@ -1,0 +1,1 @@
+"""SGLang itself inside rank processes. The references of ``testing`` stay clear of it, to share none of its faults."""
