@@ -59,4 +59,12 @@ SGLANG_DFLASH_ROCM = Variable(
     asks=False,
 )
 
-VARIABLES: tuple[Variable, ...] = (SGLANG_DFLASH_ROCM,)
+SGLANG_DFLASH_BUDGET_TABLE = Variable(
+    name="SGLANG_DFLASH_BUDGET_TABLE",
+    default=False,
+    parse=parse_bool,
+    allowed=f"one of {', '.join(_TRUE + _FALSE)}",
+    doc="1 logs the memory table of a DFLASH server on every GPU, not only on gfx942",
+)
+
+VARIABLES: tuple[Variable, ...] = (SGLANG_DFLASH_ROCM, SGLANG_DFLASH_BUDGET_TABLE)

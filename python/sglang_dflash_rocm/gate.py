@@ -59,7 +59,7 @@ def requested(env: Mapping[str, str], argv: Sequence[str], gfx942: bool | None =
     if env.get("SGLANG_AITER_PA_DECODE_IMPL") == "flydsl":
         found.append(_flydsl("SGLANG_AITER_PA_DECODE_IMPL=flydsl"))
     if flags.get("--speculative-algorithm", "").upper() == "DFLASH":
-        found += _dflash("--speculative-algorithm DFLASH", gfx942)
+        found += _dflash("--speculative-algorithm DFLASH", gfx942, env)
     for variable in environ.VARIABLES:
         if variable.asks and variable.is_set(env):
             found.append(Request(variable.doc, f"{variable.name}={env[variable.name]}", group="core"))
@@ -140,14 +140,17 @@ def _flydsl(source: str) -> Request:
     return Request("FlyDSL attention", source, refusal=reason)
 
 
-def _dflash(source: str, gfx942: bool | None) -> list[Request]:
-    if not (gfx942_present() if gfx942 is None else gfx942):
-        return []
-    warning = (
-        "on gfx942 SGLang's aiter attention is wrong or crashes for MiMo's 192/128 heads, and this version has no "
-        "kernels for them yet; --attention-backend triton is the one to try"
-    )
-    return [Request("DFLASH on gfx942", source, warning=warning)]
+def _dflash(source: str, gfx942: bool | None, env: Mapping[str, str]) -> list[Request]:
+    if gfx942_present() if gfx942 is None else gfx942:
+        warning = (
+            "on gfx942 SGLang's aiter attention is wrong or crashes for MiMo's 192/128 heads, and this version has no "
+            "kernels for them yet; --attention-backend triton is the one to try"
+        )
+        return [Request("DFLASH on gfx942", source, group="budget", warning=warning)]
+    # Elsewhere DFLASH alone asks nothing of us.
+    if env.get("SGLANG_PLATFORM") == PLATFORM_NAME or environ.SGLANG_DFLASH_BUDGET_TABLE.get(env):
+        return [Request("DFLASH memory table", source, group="budget")]
+    return []
 
 
 def _flags(argv: Sequence[str]) -> dict[str, str]:
