@@ -1,8 +1,8 @@
 """What a DFLASH server keeps on one GPU, in bytes: arithmetic on shapes, standard library only.
 
-The start-up table, the explanation of a failed start and ``dflash-rocm plan`` share it. Sizes are per GPU (rank). KV pools
-and whatever was there before them share the static part of the memory (``--mem-fraction-static``); the other tables are
-allocated later, out of the rest, beside activations and graphs.
+The start-up table, the explanation of a failed start and ``dflash-rocm plan`` share it. Sizes are per GPU (rank). KV
+pools and what was there before them share the static part of the memory (``--mem-fraction-static``); the other tables
+are allocated later, out of the rest, beside activations and graphs.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ def target_shape(config: Mapping[str, Any]) -> TargetShape:
     pattern = _need(text, "hybrid_layer_pattern", "target")
     if not isinstance(pattern, Sequence) or not set(pattern) <= {0, 1} or 0 not in pattern:
         raise BudgetError(
-            f"target config.json: hybrid_layer_pattern={pattern!r}: must be a list of 0 (full) and 1 (SWA) with at least "
-            "one 0; only MiMo-V2 models can be planned"
+            f"target config.json: hybrid_layer_pattern={pattern!r}: must be a list of 0 (full) and 1 (SWA) with at "
+            "least one 0; only MiMo-V2 models can be planned"
         )
     q_heads = int(_need(text, "num_attention_heads", "target"))
     kv_heads = int(_need(text, "num_key_value_heads", "target"))
@@ -167,7 +167,7 @@ def embedding_copy_bytes(vocab_size: int, hidden_size: int, itemsize: int, attn_
 
 
 def request_table_bytes(requests: int, context_length: int, block_size: int, page_size: int) -> int:
-    """``req_to_token``: one int32 row per request and one for padding, wider than the context by what verify reserves."""
+    """``req_to_token``: an int32 row per request and one for padding, wider than the context by verify's reserve."""
     extra = 4 + block_size
     if page_size > 1:
         extra = max(extra, 2 * block_size + page_size - 1)
@@ -298,7 +298,7 @@ SOURCES = {
 
 #: The flags of SGLang 0.5.23 that make a part smaller, best first.
 FLAGS = {
-    "weights": "more GPUs per attention group",
+    "weights": "more GPUs",
     "full embedding copy": "none; DP attention needs it",
     "target KV, full layers": "--kv-cache-dtype fp8_e4m3",
     "target KV, SWA layers": "--swa-full-tokens-ratio, --kv-cache-dtype fp8_e4m3",

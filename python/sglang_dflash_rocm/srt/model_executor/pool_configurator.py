@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 def log_memory_table(_result: None, scheduler: Any) -> None:
-    """AFTER ``Scheduler.init_model_worker``: pools, draft, embedding copy and graphs are there and have their final size.
+    """AFTER ``Scheduler.init_model_worker``: pools, draft, embedding copy and graphs are there, in their final size.
 
     One table per attention group, logged by its first rank. Never raises.
     """
@@ -187,12 +187,12 @@ def _advice(configurator: Any, text: str) -> str:
 
     fraction = f"--mem-fraction-static (now {get_schedule().mem_fraction_static})"
     if "leave no GPU memory for the KV cache" in text:
-        return f"{_resident(configurator)}. Raise {fraction}, or use more GPUs per attention group."
+        return f"{_resident(configurator)}. Raise {fraction}, or use more GPUs."
     if "out of memory" in text or "can't allocate memory" in text:
+        whose = "draft" if configurator.is_draft_worker else "target"
         return (
-            f"{'the draft' if configurator.is_draft_worker else 'the target'}'s pools do not fit beside what is on this "
-            f"GPU already. Lower {fraction} or --max-total-tokens; the request tables get smaller with "
-            f"{budget.FLAGS['request table']}."
+            f"the {whose}'s pools do not fit beside what is on this GPU already. Lower {fraction} or --max-total-tokens; "
+            f"the request tables get smaller with {budget.FLAGS['request table']}."
         )
     if "Not enough memory" in text:
         return f"not one page of tokens fits; {_costs(configurator)}. Or raise {fraction}."
@@ -218,8 +218,8 @@ def _resident(configurator: Any) -> str:
     itemsize = configurator.model_dtype.itemsize
     copy = budget.embedding_copy_bytes(config.vocab_size, config.hidden_size, itemsize, how.attn_tp, how.attn_dp)
     return (
-        f"on this GPU before the pools: target weights {budget.human(weights)}, the draft's weights, full embedding copy "
-        f"{budget.human(copy)}"
+        f"on this GPU before the pools: target weights {budget.human(weights)}, the draft's weights, "
+        f"full embedding copy {budget.human(copy)}"
     )
 
 
