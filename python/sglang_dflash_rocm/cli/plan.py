@@ -226,8 +226,8 @@ def make_plan(wanted: Wanted, target: budget.TargetShape, draft: budget.DraftSha
     room = wanted.gpu_memory - static
     if sum(rest.values()) > room:
         raise DoesNotFit(
-            f"--mem-fraction-static {wanted.fraction} leaves {budget.human(room)} outside the pools, the tables there need "
-            f"{budget.human(sum(rest.values()))}: lower it; {budget.largest(rest)}"
+            f"--mem-fraction-static {wanted.fraction} leaves {budget.human(room)} outside the pools, the tables there "
+            f"need {budget.human(sum(rest.values()))}: lower it; {budget.largest(rest)}"
         )
     return Plan(parts, full, swa, how.requests, _flags(wanted, how), _notes(wanted, how, full, costs))
 
@@ -262,9 +262,7 @@ def _notes(wanted: Wanted, how: budget.Deployment, full: int, costs: Mapping[str
         notes.append(
             f"SGLang would reduce --max-running-requests to {how.requests} per group, half the full pool's tokens"
         )
-    notes.append(
-        "not counted: the driver and RCCL (static); activations and graphs (rest). Every GPU gets the pools of the fullest"
-    )
+    notes.append("not counted: the driver and RCCL (static), activations and graphs (rest)")
     return notes
 
 

@@ -191,8 +191,8 @@ def _advice(configurator: Any, text: str) -> str:
     if "out of memory" in text or "can't allocate memory" in text:
         whose = "draft" if configurator.is_draft_worker else "target"
         return (
-            f"the {whose}'s pools do not fit beside what is on this GPU already. Lower {fraction} or --max-total-tokens; "
-            f"the request tables get smaller with {budget.FLAGS['request table']}."
+            f"the {whose}'s pools do not fit beside what is on this GPU already. Lower {fraction} or "
+            f"--max-total-tokens; the request tables get smaller with {budget.FLAGS['request table']}."
         )
     if "Not enough memory" in text:
         return f"not one page of tokens fits; {_costs(configurator)}. Or raise {fraction}."
