@@ -9,10 +9,12 @@ import pytest
 
 from checks import check_log
 from conftest import DRAFT, READY_S, with_models, with_plugin
+from sglang_dflash_rocm.hook_table import HOOKS
 from sglang_dflash_rocm.testing.server import Server, ServerConfig, ServerError
 
 #: Pages of more than one token widen the request tables; the draft window gives the draft a table of its own.
 CONFIG = ServerConfig("wide", DRAFT, tp=4, dp=2, extra=("--page-size", "16", "--speculative-draft-window-size", "16"))
+TOO_SMALL = ServerConfig("base", DRAFT, max_total_tokens=10)
 _HEAD = re.compile(r"DFLASH memory per GPU, DP rank (\d):")
 _ROW = re.compile(r"^(\S.*?\S) +(\d+|-) +(\d+|-) +\S+ \S+ .*(static|rest)$")
 
@@ -59,7 +61,7 @@ def test_one_table_per_attention_group_agrees_with_the_real_tensors(started):
 
 def test_a_server_that_is_too_small_says_which_part_and_which_flag(models, tmp_path):
     """SGLang refuses an SWA pool below the window; its error stays and ours is added."""
-    config = with_models(ServerConfig("base", DRAFT, max_total_tokens=10), models)
+    config = with_models(TOO_SMALL, models)
     with Server(config, tmp_path / "small.log") as server, pytest.raises(ServerError):
         server.wait_ready(READY_S)
     log = server.log_text()
@@ -68,3 +70,26 @@ def test_a_server_that_is_too_small_says_which_part_and_which_flag(models, tmp_p
     for text in ("--swa-full-tokens-ratio", "--max-total-tokens (now 10)", "largest part: target KV, SWA layers"):
         assert text in line
     assert not server.leftovers()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "config", "ours"),
+    [
+        ("Scheduler.init_model_worker", ServerConfig("base", DRAFT), "DFLASH memory per GPU"),
+        ("KVCacheConfigurator.configure", TOO_SMALL, "sglang-dflash-rocm: too small"),
+    ],
+)
+def test_every_budget_hook_is_needed(models, tmp_path, method, config, ours):
+    """Without the hook, SGLang does the same and nothing of it is explained."""
+    (target,) = [hook.target for hook in HOOKS if hook.target.endswith(method)]
+    fault = {"DFLASH_FAULT": "without_hook", "DFLASH_WITHOUT": target}
+    with Server(
+        with_plugin(with_models(config, models), tmp_path, "faults:install", **fault), tmp_path / "log"
+    ) as server:
+        if config is TOO_SMALL:
+            with pytest.raises(ServerError):
+                server.wait_ready(READY_S)
+        else:
+            server.wait_ready(READY_S)
+        assert ours not in server.log_text() and len(server.plugin_lines()) > 0

@@ -48,6 +48,21 @@ def test_dflash_elsewhere_is_nobodys_business():
     assert gate.requested({}, ["--speculative-algorithm", "DFLASH"], gfx942=False) == []
 
 
+@pytest.mark.parametrize(
+    ("env", "gfx942", "groups"),
+    [
+        ({}, True, {"budget"}),
+        ({"SGLANG_DFLASH_BUDGET_TABLE": "1"}, False, {"budget", "core"}),
+        ({"SGLANG_DFLASH_BUDGET_TABLE": "0"}, False, set()),
+        ({"SGLANG_PLATFORM": "dflash_cpu"}, False, {"budget", "cpu"}),
+    ],
+)
+def test_who_gets_the_memory_table(env, gfx942, groups):
+    requests = gate.requested(env, ["--speculative-algorithm", "DFLASH"], gfx942)
+    assert {request.group for request in requests} == groups
+    assert "budget" not in {request.group for request in gate.requested(env, [], gfx942)}
+
+
 def test_gfx942_is_recognised_from_sysfs(tmp_path):
     node = tmp_path / "1"
     node.mkdir()

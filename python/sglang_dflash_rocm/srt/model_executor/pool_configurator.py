@@ -59,9 +59,11 @@ def memory_parts(scheduler: Any) -> list[budget.Part]:
     weights = [*runner.model.parameters(), *draft_runner.model.parameters()]
     found.insert(0, budget.Part("weights", None, tensor_bytes(weights), source=budget.SOURCES["weights"]))
     if (head := worker._draft_sampler) is not None:
-        graphs = budget.graph_head_bytes(_graph_requests(), how.block_size, how.attn_tp, embedding.dtype.itemsize)
-        held = [value for value in vars(head).values() if value is not head.weight]
-        found.append(budget.Part("draft graph head", graphs, tensor_bytes(held), source=budget.REST))
+        # SGLang has other heads for other kinds of draft.
+        greedy = type(head).__name__ == "_DflashDraftSampler"
+        size = budget.graph_head_bytes(_graph_requests(), how.block_size, how.attn_tp, embedding.dtype.itemsize)
+        held = tensor_bytes(vars(head).values(), beside=weights)
+        found.append(budget.Part("draft graph head", size if greedy else None, held, source=budget.REST))
     return found
 
 
