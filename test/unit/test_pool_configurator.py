@@ -1,4 +1,4 @@
-"""The two hooks on a server's memory, called as SGLang calls them; the real server is in ``test/e2e/test_budget.py``."""
+"""The two hooks on a server's memory, called as SGLang calls them; ``test/e2e/test_budget.py`` has the real server."""
 
 from __future__ import annotations
 
