@@ -116,10 +116,19 @@ SGLANG_DFLASH_SWA_TOKEN_INTERVAL = Variable(
     group="swa_interval",
 )
 
+SGLANG_DFLASH_BUDGET_TABLE = Variable(
+    name="SGLANG_DFLASH_BUDGET_TABLE",
+    default=False,
+    parse=parse_bool,
+    allowed=f"one of {', '.join(_TRUE + _FALSE)}",
+    doc="1 logs the memory table of a DFLASH server on every GPU, not only on gfx942",
+)
+
 VARIABLES: tuple[Variable, ...] = (
     SGLANG_DFLASH_ROCM,
     SGLANG_DFLASH_CPU_GRAPH,
     SGLANG_DFLASH_DRAFT_GRAPH,
     SGLANG_DFLASH_IDLE_VERIFY_GRAPH,
     SGLANG_DFLASH_SWA_TOKEN_INTERVAL,
+    SGLANG_DFLASH_BUDGET_TABLE,
 )

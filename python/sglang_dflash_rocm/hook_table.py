@@ -29,6 +29,7 @@ class Hook:
 
 _CPU = "sglang_dflash_rocm.cpu.hooks"
 _IDLE_VERIFY = "sglang_dflash_rocm.srt.speculative.idle_verify"
+_POOLS = "sglang_dflash_rocm.srt.model_executor.pool_configurator"
 
 HOOKS: tuple[Hook, ...] = (
     Hook(
@@ -48,6 +49,24 @@ HOOKS: tuple[Hook, ...] = (
         why="Wrapped once, because right after it is the only moment at which our hooks can be verified as applied",
         upstream="srt/plugins/__init__.py:165",
         remove_when="the loader fails when a hook cannot be applied",
+    ),
+    Hook(
+        target="sglang.srt.managers.scheduler.Scheduler.init_model_worker",
+        kind="after",
+        group="budget",
+        impl=f"{_POOLS}:log_memory_table",
+        why="Nothing tells what the draft's KV, its embedding copy and the tables cost; here all of them exist",
+        upstream="srt/managers/scheduler.py:1128",
+        remove_when="SGLang itemises a speculative server's memory",
+    ),
+    Hook(
+        target="sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator.configure",
+        kind="around",
+        group="budget",
+        impl=f"{_POOLS}:explain_shortage",
+        why="The errors for too little memory do not say which part is too large nor which flag helps",
+        upstream="srt/mem_cache/kv_cache_configurator.py:451",
+        remove_when="SGLang's errors name the part and the flag",
     ),
     Hook(
         target="sglang.srt.arg_groups.speculative_hook._handle_dflash",

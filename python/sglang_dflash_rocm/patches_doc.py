@@ -10,6 +10,7 @@ from sglang_dflash_rocm.hook_table import HOOKS
 
 _GROUPS = {
     "core": "In every process that loads the plugin. These look, they change nothing.",
+    "budget": "A report: DFLASH on gfx942, on the CPU platform, or anywhere with `SGLANG_DFLASH_BUDGET_TABLE=1`.",
     "cpu": "Only under `SGLANG_PLATFORM=dflash_cpu`.",
     "cpu_graph": "Only under `SGLANG_PLATFORM=dflash_cpu` with `SGLANG_DFLASH_CPU_GRAPH=1`.",
     "dflash": "With `--speculative-algorithm DFLASH` on gfx942 or on the CPU platform.",

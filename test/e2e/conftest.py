@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from sglang_dflash_rocm.testing.server import Server, ServerConfig
 from sglang_dflash_rocm.testing.tiny_models import TinyModels, build_tiny_models, tiny_prompts
 
 READY_S = 240
+HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="session")
@@ -67,6 +69,17 @@ def with_models(config: ServerConfig, models: dict[str, TinyModels]) -> ServerCo
     """``config`` names a variant in place of a path; put the paths in."""
     variant = models[str(config.model)]
     return dataclasses.replace(config, model=variant.target, draft=variant.draft if config.draft else None)
+
+
+def with_plugin(config: ServerConfig, folder: Path, entry: str, **env: str) -> ServerConfig:
+    """``config`` with one more plugin in every process: ``entry`` is ``module:function`` of a module in this directory.
+    ``folder`` is an empty directory for its metadata."""
+    info = folder / "dflash_test_plugin-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: dflash-test-plugin\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[sglang.srt.plugins]\ndflash_test_plugin = {entry}\n")
+    path = os.pathsep.join([str(folder), str(HERE), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    return dataclasses.replace(config, env={**config.env, "PYTHONPATH": path, **env})
 
 
 #: Stands for "the variant's draft" in configurations that are written before the models exist.

@@ -3,35 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import signal
 import time
-from pathlib import Path
 
 import psutil
 import pytest
 
 from checks import check_accepted, check_all_answer, check_log, check_tokens, wait_for
-from conftest import DRAFT, with_models
+from conftest import DRAFT, with_models, with_plugin
 from sglang_dflash_rocm.hook_table import HOOKS
 from sglang_dflash_rocm.testing.server import Server, ServerConfig, ServerError
 
-HERE = Path(__file__).parent
 WATCHDOG_S = 12
 
 
 @pytest.fixture
 def faulty(models, tmp_path):
     """``faulty(name)``: the configuration of a server in which the fault ``name`` of ``faults.py`` is active."""
-    info = tmp_path / "dflash_faults-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: dflash-faults\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[sglang.srt.plugins]\ndflash_faults = faults:install\n")
 
     def config(name: str) -> ServerConfig:
         base = with_models(ServerConfig("base", DRAFT, tp=2, dp=2, watchdog_s=WATCHDOG_S), models)
-        path = os.pathsep.join([str(tmp_path), str(HERE), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-        return dataclasses.replace(base, env={"DFLASH_FAULT": name, "PYTHONPATH": path})
+        return with_plugin(base, tmp_path, "faults:install", DFLASH_FAULT=name)
 
     return config
 

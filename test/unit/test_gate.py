@@ -33,8 +33,8 @@ DP_ATTENTION = "srt/layers/dp_attention.py"
             ["FlyDSL attention"],
         ),
         ({"SGLANG_AITER_PA_DECODE_IMPL": "flydsl"}, [], ["FlyDSL attention"]),
-        ({}, ["--speculative-algorithm", "DFLASH"], ["DFLASH on gfx942"]),
-        ({}, ["--speculative_algorithm=dflash"], ["DFLASH on gfx942"]),
+        ({}, ["--speculative-algorithm", "DFLASH"], ["DFLASH on gfx942", "DFLASH memory table"]),
+        ({}, ["--speculative_algorithm=dflash"], ["DFLASH on gfx942", "DFLASH memory table"]),
         ({}, ["--speculative-algorithm", "EAGLE"], []),
         ({}, ["--attention-backend", "flydsl", "--attention-backend", "triton"], []),
         ({}, ["--attention-backend"], []),
@@ -46,6 +46,21 @@ def test_what_is_asked_for(env, argv, features):
 
 def test_dflash_elsewhere_is_nobodys_business():
     assert gate.requested({}, ["--speculative-algorithm", "DFLASH"], gfx942=False) == []
+
+
+@pytest.mark.parametrize(
+    ("env", "gfx942", "groups"),
+    [
+        ({}, True, {"dflash", "budget"}),
+        ({"SGLANG_DFLASH_BUDGET_TABLE": "1"}, False, {"budget"}),
+        ({"SGLANG_DFLASH_BUDGET_TABLE": "0"}, False, set()),
+        ({"SGLANG_PLATFORM": "dflash_cpu"}, False, {"dflash", "budget", "cpu"}),
+    ],
+)
+def test_which_hooks_dflash_asks_for(env, gfx942, groups):
+    requests = gate.requested(env, ["--speculative-algorithm", "DFLASH"], gfx942)
+    assert {request.group for request in requests} == groups
+    assert "budget" not in {request.group for request in gate.requested(env, [], gfx942)}
 
 
 def test_gfx942_is_recognised_from_sysfs(tmp_path):
@@ -75,6 +90,22 @@ def test_resolved_arguments_are_asked_too():
     assert stopped.value.code == 3
     resolved = types.SimpleNamespace(attention_backend="triton", speculative_algorithm="DFLASH")
     assert gate.requested_by(resolved, {}, gfx942=True)[0].warning
+
+
+def test_what_only_a_config_file_says_reaches_the_workers(monkeypatch):
+    """The launcher sees the resolved arguments, its workers see the launcher's environment and ``sys.argv``."""
+    from sglang.srt.arg_groups import overrides
+
+    monkeypatch.setattr(overrides, "resolved_view", lambda server_args: server_args)
+    monkeypatch.setenv("SGLANG_PLATFORM", "dflash_cpu")
+    monkeypatch.setenv(gate._LATE_GROUPS, "")
+    monkeypatch.setattr(sys, "argv", ["launch_server", "--config", "server.yaml"])
+    gate.check_resolved_server_args(None, types.SimpleNamespace(speculative_algorithm="DFLASH"))
+    assert "dflash" in {request.group for request in gate.requested(os.environ, sys.argv)}
+    monkeypatch.setattr(gate.compat, "problems", lambda groups: ["changed"] if "dflash" in groups else [])
+    monkeypatch.setenv(gate._LATE_GROUPS, "")
+    with pytest.raises(SystemExit):
+        gate.check_resolved_server_args(None, types.SimpleNamespace(speculative_algorithm="DFLASH"))
 
 
 # ---- the verification after SGLang applied the hooks, on functions of our own --------------------------------------

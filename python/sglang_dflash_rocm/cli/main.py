@@ -7,6 +7,7 @@ import typer
 from sglang_dflash_rocm.cli.check import check
 from sglang_dflash_rocm.cli.demo import demo
 from sglang_dflash_rocm.cli.fingerprints import fingerprints
+from sglang_dflash_rocm.cli.plan import plan
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -18,6 +19,7 @@ app.command()(demo)
 # Everything after `--` belongs to the server and is only looked at.
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(check)
 app.command()(fingerprints)
+app.command()(plan)
 
 if __name__ == "__main__":
     app()
