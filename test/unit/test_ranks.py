@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 
 import pytest
 
@@ -26,6 +27,22 @@ def _misbehave(rank: int, how: str):
 
 def _wait_for_nobody():
     time.sleep(60)
+
+
+def _leave_shared_memory(rank: int) -> str:
+    from multiprocessing import resource_tracker, shared_memory
+
+    global _SEGMENT
+    _SEGMENT = shared_memory.SharedMemory(create=True, size=64)
+    resource_tracker.unregister(_SEGMENT._name, "shared_memory")
+    return _SEGMENT.name
+
+
+def test_closing_removes_the_shared_memory_of_the_ranks():
+    with Ranks(2, timeout_s=20) as opened:
+        paths = [Path("/dev/shm") / name for name in opened.call(_leave_shared_memory)]
+        assert all(path.exists() for path in paths)
+    assert not any(path.exists() for path in paths)
 
 
 @pytest.fixture

@@ -18,6 +18,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from .server import mapped_shared_memory
+
 
 class RankError(RuntimeError):
     """A rank raised, died, or did not answer in time. The message holds each such rank's traceback or stack."""
@@ -81,10 +83,13 @@ class Ranks:
         raise RankError(f"{getattr(function, '__name__', function)} on {self.size} ranks:\n{problems}")
 
     def close(self) -> None:
-        """End the processes. Safe to call twice."""
+        """End the processes and remove the shared memory that they had mapped. Safe to call twice."""
+        shared = mapped_shared_memory(self._processes)
         for process in self._processes:
             process.kill()
             process.join(10)
+        for path in shared:
+            path.unlink(missing_ok=True)
         self._processes, self._pipes = [], []
         self._dir.cleanup()
 

@@ -156,7 +156,7 @@ class Server:
             with contextlib.suppress(requests.RequestException):
                 if requests.get(f"{self.url}/health", timeout=2).status_code == 200:
                     # Asked now, because a server that dies by itself can no longer be asked.
-                    self._shared |= _shared_memory(self.leftovers())
+                    self._shared |= mapped_shared_memory(self.leftovers())
                     return time.monotonic() - start
             if self._process.poll() is not None:
                 raise self.failure(f"the server ended with exit code {self._process.returncode}")
@@ -185,7 +185,7 @@ class Server:
         """
         if self._process is None:
             return
-        self._shared |= _shared_memory(self.leftovers())
+        self._shared |= mapped_shared_memory(self.leftovers())
         # The launcher takes its children with it on SIGTERM; signalling them too would look like a crash to it.
         launcher = [psutil.Process(self.pid)] if self.alive() else []
         for number, targets, wait_s in ((signal.SIGTERM, launcher, grace_s), (signal.SIGKILL, None, 10.0)):
@@ -245,7 +245,7 @@ def free_port() -> int:
     raise ServerError("no free port between 20000 and 30000 on the loopback address")
 
 
-def _shared_memory(processes: list[psutil.Process]) -> set[Path]:
+def mapped_shared_memory(processes: list[psutil.Process]) -> set[Path]:
     """Named shared memory that the processes have mapped; SGLang unlinks little of it, even on a graceful exit."""
     paths = set()
     for process in processes:
