@@ -65,6 +65,23 @@ def single_rank_answers(models, load, start_server) -> list:
     return answers
 
 
+@pytest.fixture
+def record(tmp_path, monkeypatch):
+    """A folder that fills with what the ranks of the next server do."""
+    info = tmp_path / "dflash_recorder-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: dflash-recorder\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[sglang.srt.plugins]\ndflash_recorder = recorder:install\n")
+    folder = tmp_path / "records"
+    folder.mkdir()
+    path = os.pathsep.join([str(tmp_path), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]).rstrip(
+        os.pathsep
+    )
+    monkeypatch.setenv("PYTHONPATH", path)
+    monkeypatch.setenv("DFLASH_RECORD_DIR", str(folder))
+    return folder
+
+
 def with_models(config: ServerConfig, models: dict[str, TinyModels]) -> ServerConfig:
     """``config`` names a variant in place of a path; put the paths in."""
     variant = models[str(config.model)]

@@ -30,6 +30,7 @@ def install() -> None:
         recorded = _recorded(name, getattr(dist, name))
         setattr(dist, name, recorded)
     HookRegistry.register(f"{RUNNER}.forward", _counted_draft_step, HookType.AROUND)
+    HookRegistry.register("sglang.srt.managers.tp_worker.TpModelWorker.__init__", _seed, HookType.AFTER)
     backend = "sglang_dflash_rocm.cpu.graph.RerunGraphBackend.replay"
     if os.environ.get("SGLANG_DFLASH_CPU_GRAPH"):
         HookRegistry.register(backend, _not_counted, HookType.AROUND)
@@ -53,6 +54,11 @@ def _recorded(name: str, function):
         return function(*args, **kwargs)
 
     return wrapper
+
+
+def _seed(_result, worker, *_args, **_kwargs) -> None:
+    line = {"seed": worker.random_seed, "rank": dist.get_rank(), "draft": worker.is_draft_worker}
+    _out.write(json.dumps(line) + "\n")
 
 
 class _Counter(TorchDispatchMode):

@@ -6,11 +6,9 @@ What a replay costs on a GPU is not measured here; which rank replays what, and 
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
 import threading
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
@@ -19,26 +17,10 @@ from checks import check_accepted, check_all_answer, check_log, check_tokens
 from conftest import DRAFT, with_models
 from sglang_dflash_rocm.testing.server import Server, ServerConfig, ServerError
 
-HERE = Path(__file__).parent
 BUCKETS = ("--cuda-graph-bs-decode", "1", "2", "4", "8")
 REPLAY = re.compile(
     r"(?: DP(\d) TP\d)?\] Decode graph replay: worker=(\w+) key_size=(\d+) \(bs\) mode=(\w+) raw_bs=(\d+)"
 )
-
-
-@pytest.fixture
-def record(tmp_path, monkeypatch):
-    """A folder that fills with what the ranks of the next server do."""
-    info = tmp_path / "dflash_recorder-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: dflash-recorder\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[sglang.srt.plugins]\ndflash_recorder = recorder:install\n")
-    folder = tmp_path / "records"
-    folder.mkdir()
-    path = os.pathsep.join([str(tmp_path), str(HERE), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-    monkeypatch.setenv("PYTHONPATH", path)
-    monkeypatch.setenv("DFLASH_RECORD_DIR", str(folder))
-    return folder
 
 
 def graph_config(models, tp: int, dp: int, **env: str) -> ServerConfig:
