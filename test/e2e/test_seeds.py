@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import recorder
-from checks import check_all_answer, check_tokens
+from checks import check_all_answer, check_tokens, wait_for
 from conftest import DRAFT, with_models
 from sglang_dflash_rocm.testing.server import Server, ServerConfig, free_port
 
@@ -28,9 +28,12 @@ def two_nodes(models, load, record, tmp_path, monkeypatch):
         for node in range(2):
             extra = ("--nnodes", "2", "--node-rank", str(node), "--dist-init-addr", address)
             servers.append(Server(dataclasses.replace(base, extra=extra), tmp_path / f"node{node}.log"))
-        with servers[1], servers[0]:
-            servers[0].wait_ready(240)
-            check_tokens(check_all_answer(servers[0], lambda: load.ask(servers[0].url), 120), load.expected)
+        with servers[1]:
+            # Both nodes check the same ports and only the first one binds them, which one machine allows in this order.
+            wait_for(lambda: len(servers[1].plugin_lines()) > 1, 120, "the second node has checked its ports")
+            with servers[0]:
+                servers[0].wait_ready(120)
+                check_tokens(check_all_answer(servers[0], lambda: load.ask(servers[0].url), 120), load.expected)
         seeds: tuple[set[int], set[int]] = (set(), set())
         for line in recorder.read(record):
             if "seed" in line:
