@@ -65,7 +65,7 @@ HOOKS: tuple[Hook, ...] = (
         group="budget",
         impl=f"{_POOLS}:explain_shortage",
         why="The errors for too little memory do not say which part is too large nor which flag helps",
-        upstream="srt/mem_cache/kv_cache_configurator.py:451",
+        upstream="srt/mem_cache/kv_cache_configurator.py:457",
         remove_when="SGLang's errors name the part and the flag",
     ),
     Hook(

@@ -19,15 +19,6 @@ _HEAD = re.compile(r"DFLASH memory per GPU, DP rank (\d):")
 _ROW = re.compile(r"^(\S.*?\S) +(\d+|-) +(\d+|-) +\S+ \S+ .*(static|rest)$")
 
 
-@pytest.fixture(scope="module")
-def started(models, start_server, tmp_path_factory):
-    """A server with the probe in every rank, and the probe's sizes by rank."""
-    folder, sizes = tmp_path_factory.mktemp("plugin"), tmp_path_factory.mktemp("sizes")
-    config = with_plugin(with_models(CONFIG, models), folder, "budget_probe:install", DFLASH_PROBE=str(sizes))
-    with start_server("budget", config) as server:
-        yield server, {int(file.stem): json.loads(file.read_text()) for file in sizes.glob("*.json")}
-
-
 def _tables(log: str) -> dict[int, dict[str, tuple[int | None, int | None]]]:
     """``{DP rank: {part: (predicted, allocated)}}``; a rank that logs two tables is an error."""
     tables: dict[int, dict] = {}
@@ -43,9 +34,12 @@ def _tables(log: str) -> dict[int, dict[str, tuple[int | None, int | None]]]:
     return tables
 
 
-def test_one_table_per_attention_group_agrees_with_the_real_tensors(started):
-    server, sizes = started
-    tables = _tables(server.log_text())
+def test_one_table_per_attention_group_agrees_with_the_real_tensors(models, start_server, tmp_path):
+    config = with_plugin(with_models(CONFIG, models), tmp_path, "budget_probe:install", DFLASH_PROBE=str(tmp_path))
+    with start_server("budget", config) as server:
+        check_log(server)
+        tables = _tables(server.log_text())
+    sizes = {int(file.stem): json.loads(file.read_text()) for file in tmp_path.glob("*.json")}
     assert set(tables) == {0, 1} and set(sizes) == {0, 1, 2, 3}
     for dp_rank, table in tables.items():
         measured = sizes[2 * dp_rank]
@@ -56,7 +50,6 @@ def test_one_table_per_attention_group_agrees_with_the_real_tensors(started):
         assert abs(sum(table[part][0] for part in measured) / sum(measured.values()) - 1) < 0.01
         assert table["weights"][1] > 0 and table["worker scratch"][0] > 0
         assert sizes[2 * dp_rank + 1] == measured, "ranks of one group differ"
-    check_log(server)
 
 
 def test_a_server_that_is_too_small_says_which_part_and_which_flag(models, tmp_path):

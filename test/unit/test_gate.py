@@ -248,6 +248,15 @@ def test_not_asked_for_is_silent_even_when_it_would_be_broken(tmp_path):
     assert "sglang-dflash-rocm" not in run.stderr + run.stdout
 
 
+def test_the_memory_table_stops_a_start_only_where_it_was_asked_for(tmp_path):
+    doctored_copy(tmp_path, "srt/mem_cache/kv_cache_configurator.py", r"(sizes = self\._derive_pool)", r"int(); \1")
+    flags = ("--speculative-algorithm", "DFLASH")
+    asked = _launch(str(tmp_path), *flags, SGLANG_PLATFORM="", SGLANG_DFLASH_BUDGET_TABLE="1")
+    assert asked.returncode == 3 and "KVCacheConfigurator.configure: expected the body" in asked.stderr
+    silent = _launch(str(tmp_path), *flags, SGLANG_PLATFORM="")
+    assert silent.returncode == 2 and "sglang-dflash-rocm" not in silent.stderr + silent.stdout
+
+
 def test_what_this_version_does_not_have_is_refused_by_the_real_launcher():
     run = _launch("", "--model-path", "nowhere", "--attention-backend", "flydsl", SGLANG_PLATFORM="")
     assert run.returncode == 3

@@ -142,13 +142,13 @@ def read_config(path: Path, flag: str) -> Mapping:
 def _check(wanted: Wanted, target: budget.TargetShape, draft: budget.DraftShape) -> None:
     for flag, value in (
         ("--gpus", wanted.gpus),
-        ("--gpu-memory", wanted.gpu_memory),
+        ("--gpu-memory", wanted.gpu_memory / GIB),
         ("--tp", wanted.tp),
         ("--dp", wanted.dp),
         ("--max-running-requests", wanted.max_requests),
         ("--context-length", wanted.context_length),
         ("--page-size", wanted.page_size),
-        ("--weights-gb", wanted.weights),
+        ("--weights-gb", None if wanted.weights is None else wanted.weights / GIB),
     ):
         if value is not None and value <= 0:
             raise BudgetError(f"{flag} {value}: must be above 0")
