@@ -65,21 +65,21 @@ def single_rank_answers(models, load, start_server) -> list:
     return answers
 
 
+@dataclasses.dataclass(frozen=True)
+class Recording:
+    """``recording(config)`` is a server whose ranks write down in ``folder`` what they do (``recorder.py``)."""
+
+    folder: Path
+
+    def __call__(self, config: ServerConfig) -> ServerConfig:
+        return with_plugin(config, self.folder.parent, "recorder:install", DFLASH_RECORD_DIR=str(self.folder))
+
+
 @pytest.fixture
-def record(tmp_path, monkeypatch):
-    """A folder that fills with what the ranks of the next server do."""
-    info = tmp_path / "dflash_recorder-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: dflash-recorder\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[sglang.srt.plugins]\ndflash_recorder = recorder:install\n")
-    folder = tmp_path / "records"
-    folder.mkdir()
-    path = os.pathsep.join([str(tmp_path), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]).rstrip(
-        os.pathsep
-    )
-    monkeypatch.setenv("PYTHONPATH", path)
-    monkeypatch.setenv("DFLASH_RECORD_DIR", str(folder))
-    return folder
+def record(tmp_path) -> Recording:
+    folder = tmp_path / "plugin" / "records"
+    folder.mkdir(parents=True)
+    return Recording(folder)
 
 
 def with_models(config: ServerConfig, models: dict[str, TinyModels]) -> ServerConfig:

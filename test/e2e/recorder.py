@@ -1,6 +1,6 @@
 """A plugin that writes down what each rank does: every collective with its group, and what a draft step costs the host.
 
-Loaded only by the tests that ask for it (``record`` fixture). Each process appends JSON lines to a file of its own.
+Loaded only by the tests that ask for it (fixture ``record``). Each process appends JSON lines to a file of its own.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import torch.distributed as dist
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import faults
+
 OPS = ("all_reduce", "all_gather_into_tensor", "all_gather", "reduce_scatter_tensor", "broadcast", "barrier")
 RUNNER = "sglang.srt.model_executor.model_runner.ModelRunner"
 _out = None
@@ -25,6 +27,8 @@ _out = None
 def install() -> None:
     """Entry point: record in this process into ``DFLASH_RECORD_DIR``."""
     global _out
+    if "DFLASH_FAULT" in os.environ:
+        faults.install()
     _out = Path(os.environ["DFLASH_RECORD_DIR"], f"{os.getpid()}.jsonl").open("a", buffering=1)
     for name in OPS:
         recorded = _recorded(name, getattr(dist, name))

@@ -59,7 +59,7 @@ def test_both_graphs_keep_tokens_counts_and_collectives(
     models, load, single_rank_answers, start_server, record, tp, dp
 ):
     config = graph_config(models, tp, dp, SGLANG_DFLASH_DRAFT_GRAPH="on", SGLANG_DFLASH_IDLE_VERIFY_GRAPH="1")
-    with start_server(f"graphs-{tp}-{dp}", config) as server:
+    with start_server(f"graphs-{tp}-{dp}", record(config)) as server:
         answers = check_all_answer(server, lambda: load.ask(server.url, dp_rank=0), 120)
         check_tokens(answers, load.expected)
         check_accepted(answers, single_rank_answers)
@@ -71,20 +71,20 @@ def test_both_graphs_keep_tokens_counts_and_collectives(
     # A draft is keyed by its own batch, the target by the busiest rank's.
     assert all(int(key) >= int(raw) for _dp, _worker, key, _mode, raw in pairs)
     assert {worker for _dp, worker, _key, mode, _raw in pairs if mode == "IDLE"} == {"target"}
-    groups = recorder.check_collectives(record)
+    groups = recorder.check_collectives(record.folder)
     assert tuple(range(tp)) in groups
     assert dp == tp or all(tuple(range(i, i + tp // dp)) in groups for i in range(0, tp, tp // dp))
 
 
 def test_without_the_variables_sglang_decides_as_released(models, load, start_server, record):
     """Neutral unless asked for; and what we build on: with an idle peer all ranks verify eagerly, in step."""
-    with start_server("graphs-neutral", graph_config(models, 2, 2)) as server:
+    with start_server("graphs-neutral", record(graph_config(models, 2, 2))) as server:
         check_tokens(check_all_answer(server, lambda: load.ask(server.url, dp_rank=0), 120), load.expected)
         assert not replays(server)
         drive_mixed_load(server, load, 2)
         seen = replays(server)
     assert set(seen) == {("target", "TARGET_VERIFY")}
-    recorder.check_collectives(record)
+    recorder.check_collectives(record.folder)
 
 
 def test_a_draft_step_by_graph_leaves_the_host_little_to_do(models, load, start_server, record):
@@ -94,9 +94,9 @@ def test_a_draft_step_by_graph_leaves_the_host_little_to_do(models, load, start_
     """
     config = graph_config(models, 2, 2, SGLANG_DFLASH_DRAFT_GRAPH="on")
     config = dataclasses.replace(config, extra=("--cuda-graph-bs-decode", "1", "2", "4"))
-    with start_server("graphs-cost", config) as server:
+    with start_server("graphs-cost", record(config)) as server:
         check_tokens(check_all_answer(server, lambda: load.ask(server.url, dp_rank=0), 120), load.expected)
-    steps = [line for line in recorder.read(record) if "draft_step" in line]
+    steps = [line for line in recorder.read(record.folder) if "draft_step" in line]
     graph = [line for line in steps if line["draft_step"]]
     eager = [line for line in steps if not line["draft_step"]]
     assert graph and eager

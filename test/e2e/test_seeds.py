@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-from pathlib import Path
 
 import pytest
 
@@ -13,16 +11,15 @@ from checks import check_all_answer, check_tokens, wait_for
 from conftest import DRAFT, with_models
 from sglang_dflash_rocm.testing.server import Server, ServerConfig, free_port
 
-HERE = Path(__file__).parent
 HOOK = "sglang.srt.speculative.dflash_worker_v2.DFlashWorkerV2.__init__"
 
 
 @pytest.fixture
-def two_nodes(models, load, record, tmp_path, monkeypatch):
+def two_nodes(models, load, record, tmp_path):
     """``two_nodes(env)``: serve from two launchers on the loopback; the seeds of all ranks, target and draft."""
 
     def serve(env: dict[str, str]) -> tuple[set[int], set[int]]:
-        base = with_models(ServerConfig("base", DRAFT, tp=2, dp=2, env=env), models)
+        base = record(with_models(ServerConfig("base", DRAFT, tp=2, dp=2, env=env), models))
         address = f"127.0.0.1:{free_port()}"
         servers = []
         for node in range(2):
@@ -35,7 +32,7 @@ def two_nodes(models, load, record, tmp_path, monkeypatch):
                 servers[0].wait_ready(120)
                 check_tokens(check_all_answer(servers[0], lambda: load.ask(servers[0].url), 120), load.expected)
         seeds: tuple[set[int], set[int]] = (set(), set())
-        for line in recorder.read(record):
+        for line in recorder.read(record.folder):
             if "seed" in line:
                 seeds[line["draft"]].add(line["seed"])
         return seeds
@@ -49,12 +46,6 @@ def test_two_nodes_agree_on_one_seed(two_nodes):
 
 
 @pytest.mark.slow
-def test_without_the_hook_the_draft_keeps_a_seed_per_node(two_nodes, tmp_path):
-    path = os.pathsep.join([os.environ["PYTHONPATH"], str(HERE)])
-    info = tmp_path / "dflash_faults-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: dflash-faults\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[sglang.srt.plugins]\ndflash_faults = faults:install\n")
-    env = {"DFLASH_FAULT": "without_hook", "DFLASH_WITHOUT": HOOK, "PYTHONPATH": path}
-    target, draft = two_nodes(env)
+def test_without_the_hook_the_draft_keeps_a_seed_per_node(two_nodes):
+    target, draft = two_nodes({"DFLASH_FAULT": "without_hook", "DFLASH_WITHOUT": HOOK})
     assert len(target) == 1 and len(draft) == 2
