@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: venv demo test test-all lint format docs clean
+.PHONY: venv demo test test-all test-soak lint format docs clean
 
 venv: $(STAMP)
 
@@ -23,10 +23,13 @@ demo: $(STAMP)
 	$(BIN)/dflash-rocm demo
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow and not soak"
 
 test-all: $(STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not soak"
+
+test-soak: $(STAMP)
+	$(BIN)/python -m pytest -m soak -s
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

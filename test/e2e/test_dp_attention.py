@@ -15,13 +15,20 @@ from sglang_dflash_rocm.testing.client import chat, generate, generate_many
 from sglang_dflash_rocm.testing.server import ServerConfig
 
 NO_OVERLAP = "--disable-overlap-schedule"
+#: SWA eviction by tokens, with and without overlap.
+EVICT_OFTEN = {"SGLANG_DFLASH_SWA_TOKEN_INTERVAL": "16"}
 CONFIGS = {
     "tp2-dp2": ServerConfig("base", DRAFT, tp=2, dp=2),
     "tp2-dp2-page16-chunked": ServerConfig(
-        "base", DRAFT, tp=2, dp=2, extra=("--page-size", "16", "--chunked-prefill-size", "64", NO_OVERLAP)
+        "base",
+        DRAFT,
+        tp=2,
+        dp=2,
+        extra=("--page-size", "16", "--chunked-prefill-size", "64", NO_OVERLAP),
+        env=EVICT_OFTEN,
     ),
     # The layout of the real checkpoint: fused QKV, interleaved for the attention TP size, which is why DP is needed.
-    "tp4-dp2-fused": ServerConfig("fused", DRAFT, tp=4, dp=2),
+    "tp4-dp2-fused": ServerConfig("fused", DRAFT, tp=4, dp=2, env=EVICT_OFTEN),
     "tp4-dp4-no-overlap": ServerConfig("base", DRAFT, tp=4, dp=4, extra=(NO_OVERLAP,)),
 }
 

@@ -14,7 +14,8 @@ import pytest
 
 import recorder
 from checks import check_accepted, check_all_answer, check_log, check_tokens
-from conftest import DRAFT, with_models
+from conftest import DRAFT, with_models, with_plugin
+from sglang_dflash_rocm.hook_table import HOOKS
 from sglang_dflash_rocm.testing.server import Server, ServerConfig, ServerError
 
 BUCKETS = ("--cuda-graph-bs-decode", "1", "2", "4", "8")
@@ -124,3 +125,19 @@ def test_asked_for_and_not_captured_stops_the_start(models, tmp_path, variable):
         server.wait_ready(180)
     assert "refuses to start" in server.log_text() and variable in server.log_text()
     assert "--disable-cuda-graph" in server.log_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "target", [hook.target for hook in HOOKS if hook.group in ("draft_graph", "idle_verify") and hook.kind != "reads"]
+)
+def test_every_graph_hook_is_needed(models, load, tmp_path, target):
+    """Without it the server does not start, does not answer, replays less, or does not compare graphs at start-up."""
+    config = graph_config(models, 2, 2, SGLANG_DFLASH_DRAFT_GRAPH="on", SGLANG_DFLASH_IDLE_VERIFY_GRAPH="1")
+    config = with_plugin(config, tmp_path, "faults:install", DFLASH_FAULT="without_hook", DFLASH_WITHOUT=target)
+    with Server(config, tmp_path / "server.log") as server, pytest.raises((ServerError, AssertionError)):
+        server.wait_ready(120)
+        check_tokens(check_all_answer(server, lambda: load.ask(server.url, dp_rank=0), 60), load.expected)
+        seen = replays(server)
+        assert seen["draft", "TARGET_VERIFY"] and seen["target", "IDLE"]
+        assert "idle DP ranks replay verify graphs" in server.log_text()
