@@ -83,8 +83,10 @@ def soak(server, todo: list[Request], reference, known: dict) -> tuple[int, int]
         kept = [(request, answer) for request, answer in zip(wave, answers, strict=True) if answer is not None]
         for request, answer in sorted(kept, key=lambda pair: -pair[0].new_tokens):
             check_greedy(reference, known, request, answer)
-        tokens += sum(len(answer.tokens) for _, answer in kept)
-        steps += sum(answer.verify_steps for _, answer in kept)
+        # An answer of one token comes from the prefill and has no verify step.
+        verified = [answer for _, answer in kept if answer.verify_steps]
+        tokens += sum(len(answer.tokens) for answer in verified)
+        steps += sum(answer.verify_steps for answer in verified)
         wait_for(lambda: _sum(server, "num_running_reqs") == 0, 60, "all ranks idle")
         if (start // WAVE) % 3 == 2:
             assert requests.post(f"{server.url}/flush_cache", timeout=30).status_code == 200
