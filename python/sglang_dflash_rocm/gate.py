@@ -158,20 +158,16 @@ def _flydsl(source: str) -> Request:
 def _dflash(env: Mapping[str, str], gfx942: bool | None) -> list[Request]:
     """Group ``dflash`` mends what is wrong on gfx942, group ``budget`` reports; elsewhere DFLASH alone asks nothing."""
     source = "--speculative-algorithm DFLASH"
+    table = Request("DFLASH memory table", source, group="budget")
     if env.get("SGLANG_PLATFORM") == PLATFORM_NAME:
-        return [Request("DFLASH on the CPU platform", source, group=group) for group in ("dflash", "budget")]
+        return [Request("DFLASH on the CPU platform", source, group="dflash"), table]
     if gfx942_present() if gfx942 is None else gfx942:
         warning = (
             "on gfx942 SGLang's aiter attention is wrong or crashes for MiMo's 192/128 heads, and this version has no "
             "kernels for them yet; --attention-backend triton is the one to try"
         )
-        return [
-            Request("DFLASH on gfx942", source, group="dflash", warning=warning),
-            Request("DFLASH memory table", source, group="budget"),
-        ]
-    if environ.SGLANG_DFLASH_BUDGET_TABLE.get(env):
-        return [Request("DFLASH memory table", source, group="budget")]
-    return []
+        return [Request("DFLASH on gfx942", source, group="dflash", warning=warning), table]
+    return [table] if environ.SGLANG_DFLASH_BUDGET_TABLE.get(env) else []
 
 
 def _flags(argv: Sequence[str]) -> dict[str, str]:
