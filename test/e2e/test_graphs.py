@@ -107,6 +107,7 @@ def test_a_draft_step_by_graph_leaves_the_host_little_to_do(models, load, start_
     assert calls[0] < calls[1] / 2 and reads[0] == 0
 
 
+@pytest.mark.slow
 def test_off_keeps_the_draft_eager_where_sglang_would_capture(models, load, start_server, single_rank_answers):
     for value, captured in (("auto", True), ("off", False)):
         config = graph_config(models, 1, 1, SGLANG_DFLASH_DRAFT_GRAPH=value)
