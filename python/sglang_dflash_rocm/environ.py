@@ -73,20 +73,15 @@ def parse_bool(text: str) -> bool:
     raise ValueError(text)
 
 
-SGLANG_DFLASH_ROCM = Variable(
-    name="SGLANG_DFLASH_ROCM",
-    default=True,
-    parse=parse_bool,
-    allowed=f"one of {', '.join(_TRUE + _FALSE)}",
-    doc="0 keeps the plugin from doing anything",
-)
+def _switch(name: str, doc: str, default: bool = False, group: str = "") -> Variable[bool]:
+    return Variable(name, default, parse_bool, f"one of {', '.join(_TRUE + _FALSE)}", doc, group)
 
-SGLANG_DFLASH_CPU_GRAPH = Variable(
-    name="SGLANG_DFLASH_CPU_GRAPH",
-    default=False,
-    parse=parse_bool,
-    allowed=f"one of {', '.join(_TRUE + _FALSE)}",
-    doc="on the CPU platform, 1 runs SGLang's decode graph runner; a replay runs the forward again",
+
+SGLANG_DFLASH_ROCM = _switch("SGLANG_DFLASH_ROCM", "0 keeps the plugin from doing anything", default=True)
+
+SGLANG_DFLASH_CPU_GRAPH = _switch(
+    "SGLANG_DFLASH_CPU_GRAPH",
+    "on the CPU platform, 1 runs SGLang's decode graph runner; a replay runs the forward again",
 )
 
 SGLANG_DFLASH_DRAFT_GRAPH = Variable(
@@ -98,12 +93,9 @@ SGLANG_DFLASH_DRAFT_GRAPH = Variable(
     group="draft_graph",
 )
 
-SGLANG_DFLASH_IDLE_VERIFY_GRAPH = Variable(
-    name="SGLANG_DFLASH_IDLE_VERIFY_GRAPH",
-    default=False,
-    parse=parse_bool,
-    allowed=f"one of {', '.join(_TRUE + _FALSE)}",
-    doc="1 verifies by graph although a DP rank is idle; that rank replays the same padded graph",
+SGLANG_DFLASH_IDLE_VERIFY_GRAPH = _switch(
+    "SGLANG_DFLASH_IDLE_VERIFY_GRAPH",
+    "1 verifies by graph although a DP rank is idle; that rank replays the same padded graph",
     group="idle_verify",
 )
 
@@ -116,12 +108,8 @@ SGLANG_DFLASH_SWA_TOKEN_INTERVAL = Variable(
     group="swa_interval",
 )
 
-SGLANG_DFLASH_BUDGET_TABLE = Variable(
-    name="SGLANG_DFLASH_BUDGET_TABLE",
-    default=False,
-    parse=parse_bool,
-    allowed=f"one of {', '.join(_TRUE + _FALSE)}",
-    doc="1 logs the memory table of a DFLASH server on every GPU, not only on gfx942",
+SGLANG_DFLASH_BUDGET_TABLE = _switch(
+    "SGLANG_DFLASH_BUDGET_TABLE", "1 logs the memory table of a DFLASH server on every GPU, not only on gfx942"
 )
 
 VARIABLES: tuple[Variable, ...] = (

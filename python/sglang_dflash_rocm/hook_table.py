@@ -231,12 +231,12 @@ HOOKS: tuple[Hook, ...] = (
         remove_when="DFLASH verifies chains with the chain kernel on ROCm",
     ),
     Hook(
-        target="sglang.kernels.ops.speculative.verify_sampling.chain_speculative_sampling_triton",
+        target="sglang.kernels.ops.speculative.reject_sampling.chain_speculative_sampling_triton",
         kind="reads",
         group="dflash",
         impl="",
-        why="The chain kernel that samples",
-        upstream="kernels/ops/speculative/verify_sampling.py:21",
+        why="The chain kernel that samples; called with positional arguments",
+        upstream="kernels/ops/speculative/reject_sampling.py:242",
         remove_when="DFLASH verifies chains with the chain kernel on ROCm",
     ),
     Hook(

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import requests
+
 from sglang_dflash_rocm.testing.client import Answer, generate_many
 from sglang_dflash_rocm.testing.draft_reference import DraftRun
 from sglang_dflash_rocm.testing.server import Server
@@ -85,3 +87,22 @@ def wait_for(condition: Callable[[], bool], within_s: float, what: str) -> float
         assert time.monotonic() - start < within_s, f"{what}: not within {within_s:.0f} s"
         time.sleep(0.2)
     return time.monotonic() - start
+
+
+def wait_for_idle(server: Server) -> None:
+    """No rank has a running request."""
+    wait_for(lambda: _over_ranks(server, "num_running_reqs") == 0, 60, "all ranks idle")
+
+
+def check_no_slot_is_lost(server: Server) -> None:
+    """Every rank idle and its cache flushed: no token slot is in use, and the scheduler's own check found nothing."""
+    wait_for_idle(server)
+    assert requests.post(f"{server.url}/flush_cache", timeout=30).status_code == 200
+    wait_for(lambda: _over_ranks(server, "num_used_tokens") == 0, 20, "all token slots are free")
+    assert "memory leak" not in server.log_text()
+
+
+def _over_ranks(server: Server, key: str) -> int:
+    loads = requests.get(f"{server.url}/v1/loads", timeout=30).json()["loads"]
+    assert len(loads) == server.config.dp
+    return sum(rank[key] for rank in loads)

@@ -5,7 +5,6 @@ Loaded only by the tests that ask for it (fixture ``record``). Each process appe
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 from collections import defaultdict
@@ -18,8 +17,8 @@ from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import faults
+from sglang_dflash_rocm.testing.live.recording import COLLECTIVES, noted
 
-OPS = ("all_reduce", "all_gather_into_tensor", "all_gather", "reduce_scatter_tensor", "broadcast", "barrier")
 RUNNER = "sglang.srt.model_executor.model_runner.ModelRunner"
 _out = None
 
@@ -30,9 +29,8 @@ def install() -> None:
     if "DFLASH_FAULT" in os.environ:
         faults.install()
     _out = Path(os.environ["DFLASH_RECORD_DIR"], f"{os.getpid()}.jsonl").open("a", buffering=1)
-    for name in OPS:
-        recorded = _recorded(name, getattr(dist, name))
-        setattr(dist, name, recorded)
+    for op in COLLECTIVES:
+        setattr(dist, op, noted(op, _collective))
     HookRegistry.register(f"{RUNNER}.forward", _counted_draft_step, HookType.AROUND)
     HookRegistry.register("sglang.srt.managers.tp_worker.TpModelWorker.__init__", _seed, HookType.AFTER)
     backend = "sglang_dflash_rocm.cpu.graph.RerunGraphBackend.replay"
@@ -42,22 +40,10 @@ def install() -> None:
     HookRegistry.register(attention, _not_counted, HookType.AROUND)
 
 
-def _recorded(name: str, function):
-    @functools.wraps(function)
-    def wrapper(*args, **kwargs):
-        group = kwargs.get("group")
-        if group is None:
-            group = next((a for a in args if isinstance(a, dist.ProcessGroup)), None)
-        ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-        backend = dist.get_backend(group or dist.group.WORLD)
-        tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)]
-        line = {"rank": dist.get_rank(), "group": [*ranks, backend], "op": name, "sizes": [t.numel() for t in tensors]}
-        # Groups of the same ranks (TP, attention TP, MoE) are different communicators, each with its own order.
-        line["id"] = (group or dist.group.WORLD).group_name
-        _out.write(json.dumps(line) + "\n")
-        return function(*args, **kwargs)
-
-    return wrapper
+def _collective(op: str, group: dist.ProcessGroup, tensors: list[torch.Tensor]) -> None:
+    # Groups of the same ranks (TP, attention TP, MoE) are different communicators, each with its own order.
+    line = {"id": group.group_name, "group": dist.get_process_group_ranks(group), "rank": dist.get_rank()}
+    _out.write(json.dumps({**line, "op": op, "sizes": [tensor.numel() for tensor in tensors]}) + "\n")
 
 
 def _seed(_result, worker, *_args, **_kwargs) -> None:
@@ -139,10 +125,10 @@ def check_collectives(folder: Path, tail: int = 8) -> dict[tuple, int]:
     by_group: dict[tuple, dict[int, list]] = defaultdict(lambda: defaultdict(list))
     for line in read(folder):
         if "op" in line:
-            by_group[(line["id"], *line["group"])][line["rank"]].append((line["op"], line["sizes"]))
+            by_group[line["id"], tuple(line["group"])][line["rank"]].append((line["op"], line["sizes"]))
     counted: dict[tuple, int] = defaultdict(int)
     for group, by_rank in by_group.items():
-        ranks = set(group[1:-1])
+        ranks = set(group[1])
         assert set(by_rank) == ranks, f"group {group}: entered by {sorted(by_rank)} only"
         shortest = min(map(len, by_rank.values()))
         assert max(map(len, by_rank.values())) - shortest <= tail, {r: len(calls) for r, calls in by_rank.items()}

@@ -9,7 +9,15 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import requests
 
-from checks import Load, check_accepted, check_all_answer, check_drafts_help, check_log, check_tokens, wait_for
+from checks import (
+    Load,
+    check_accepted,
+    check_all_answer,
+    check_drafts_help,
+    check_log,
+    check_no_slot_is_lost,
+    check_tokens,
+)
 from conftest import DRAFT, with_models
 from sglang_dflash_rocm.testing.client import chat, generate, generate_many
 from sglang_dflash_rocm.testing.server import ServerConfig
@@ -123,17 +131,8 @@ def test_both_routes_stream_and_give_logprobs(server, load):
 def test_no_kv_slot_is_leaked(server):
     """After all the above: every rank idle, its cache flushed, not one token slot in use; and the scheduler, which
     checks its own pools when idle, found nothing either."""
-    wait_for(lambda: _sum(server, "num_running_reqs") == 0, 30, "all ranks idle")
-    assert requests.post(f"{server.url}/flush_cache", timeout=30).status_code == 200
-    wait_for(lambda: _sum(server, "num_used_tokens") == 0, 10, "all token slots are free")
-    assert "memory leak" not in server.log_text()
+    check_no_slot_is_lost(server)
     check_log(server)
-
-
-def _sum(server, key: str) -> int:
-    loads = requests.get(f"{server.url}/v1/loads", timeout=10).json()["loads"]
-    assert len(loads) == server.config.dp
-    return sum(rank[key] for rank in loads)
 
 
 def _swallow(url: str, prompt: list[int], rid: str) -> int:

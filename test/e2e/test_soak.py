@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import requests
 
-from checks import check_log, check_tokens, wait_for
+from checks import check_log, check_no_slot_is_lost, check_tokens, wait_for_idle
 from conftest import DRAFT, with_models
 from sglang_dflash_rocm.testing.client import Answer, generate
 from sglang_dflash_rocm.testing.server import ServerConfig
@@ -87,20 +87,12 @@ def soak(server, todo: list[Request], reference, known: dict) -> tuple[int, int]
         verified = [answer for _, answer in kept if answer.verify_steps]
         tokens += sum(len(answer.tokens) for answer in verified)
         steps += sum(answer.verify_steps for answer in verified)
-        wait_for(lambda: _sum(server, "num_running_reqs") == 0, 60, "all ranks idle")
+        wait_for_idle(server)
         if (start // WAVE) % 3 == 2:
-            assert requests.post(f"{server.url}/flush_cache", timeout=30).status_code == 200
-            wait_for(lambda: _sum(server, "num_used_tokens") == 0, 20, "all token slots are free")
-    assert requests.post(f"{server.url}/flush_cache", timeout=30).status_code == 200
-    wait_for(lambda: _sum(server, "num_used_tokens") == 0, 20, "all token slots are free")
-    assert "memory leak" not in server.log_text()
+            check_no_slot_is_lost(server)
+    check_no_slot_is_lost(server)
     check_log(server)
     return tokens, steps
-
-
-def _sum(server, key: str) -> int:
-    loads = requests.get(f"{server.url}/v1/loads", timeout=30).json()["loads"]
-    return sum(rank[key] for rank in loads)
 
 
 @pytest.mark.soak

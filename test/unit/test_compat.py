@@ -13,6 +13,8 @@ from sglang_dflash_rocm.hook_table import HOOKS, Hook
 ALL = {hook.group for hook in HOOKS}
 MEMCPY = "sglang.srt.layers.dp_attention.memcpy"
 KWARGS = "sglang.srt.model_executor.model_runner.ModelRunner._extend_forward_kwargs"
+DFLASH_UTILS = "srt/speculative/dflash_utils.py"
+TREE = "sglang.srt.speculative.dflash_utils.tree_speculative_sampling_target_only"
 DP_ATTENTION = "srt/layers/dp_attention.py"
 MODEL_RUNNER = "srt/model_executor/model_runner.py"
 
@@ -44,8 +46,11 @@ def test_an_unchanged_copy_fits(tmp_path):
         (MODEL_RUNNER, "def _extend_forward_kwargs", "def _extend_kwargs", KWARGS, "parameters (self, forward_batch",
          "no _extend_forward_kwargs in sglang.srt.model_executor.model_runner.ModelRunner"),
         (MODEL_RUNNER, "class ModelRunner", "class Runner", KWARGS, "parameters (self", "no ModelRunner in sglang"),
+        (DFLASH_UTILS, r"    tree_speculative_sampling_target_only,\n\)", "    other,\n)", TREE, "a definition",
+         "no tree_speculative_sampling_target_only in sglang.srt.speculative.dflash_utils"),
     ],
-    ids=["function-renamed", "parameter-added", "body-changed", "module-missing", "method-renamed", "class-renamed"],
+    ids=["function-renamed", "parameter-added", "body-changed", "module-missing", "method-renamed", "class-renamed",
+         "import-dropped"],
 )  # fmt: skip
 def test_a_changed_target_is_refused_in_plain_words(tmp_path, relative, pattern, replacement, target, expected, found):
     problems = compat.problems(ALL, doctored_copy(tmp_path, relative, pattern, replacement))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pkgutil
+
 import pytest
 import torch
 from sglang.srt.speculative.dflash_info_v2 import DFlashDraftInputV2
 
+from sglang_dflash_rocm.hook_table import HOOKS
 from sglang_dflash_rocm.srt.speculative import dflash_info_v2 as ours
 
 upstream = DFlashDraftInputV2._ensure_prepare_length_buffers
@@ -36,6 +39,11 @@ def forgotten(monkeypatch):
 def test_no_device_buffer_is_allocated_between_steps():
     seen = pointers_of_steps(with_hook, [4, 9, 1, 32, 2])
     assert len(set(seen)) == 1 and seen[0][0] != seen[0][1]
+
+
+def test_the_hook_is_in_the_table():
+    (hook,) = [hook for hook in HOOKS if hook.impl == f"{ours.__name__}:keep_length_buffers"]
+    assert pkgutil.resolve_name(hook.target) is upstream and hook.kind == "around" and hook.group == "dflash"
 
 
 def test_without_the_hook_every_step_allocates():

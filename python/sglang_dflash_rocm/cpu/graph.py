@@ -26,8 +26,7 @@ from sglang.srt.model_executor.runner_backend.base_cuda_graph_backend import Bas
 class RerunGraphBackend(BaseCudaGraphBackend):
     """Keeps the forward of each captured shape and calls it again to replay it."""
 
-    def __init__(self, runner: DecodeCudaGraphRunner, **_: object) -> None:
-        self._runner = runner
+    def __init__(self, _runner: DecodeCudaGraphRunner, **_: object) -> None:
         self._forwards: dict[ShapeKey, Callable[[], Any]] = {}
 
     @contextmanager

@@ -7,8 +7,6 @@ ships a Triton kernel for chains that does run on ROCm; here it gets the interfa
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from sglang_dflash_rocm.kernels.sampling.reference import chain_verify
@@ -61,7 +59,7 @@ def tree_speculative_sampling_target_only(
         accepted, bonus = chain_verify(target_probs, candidates, coins, uniform_samples_for_final_sampling)
         _write_chain(predicts, accept_index, accept_token_num, retrive_index, accepted, bonus)
         return
-    from sglang.kernels.ops.speculative.verify_sampling import chain_speculative_sampling_triton
+    from sglang.kernels.ops.speculative.reject_sampling import chain_speculative_sampling_triton
 
     # The proposal is all of the draft's probability.
     draft_probs[:, :-1].scatter_(2, proposed, 1.0)
@@ -98,7 +96,7 @@ def _write_chain(
     predicts[last] = bonus.to(predicts.dtype)
 
 
-def describe(sampling_verify: Any) -> str:
-    """For the start-up log: which verify serves which requests."""
-    sampled = "chain sampling (SGLang's Triton kernel)" if torch.cuda.is_available() else "chain sampling (torch)"
-    return f"temperature 0: greedy; temperature > 0: {sampled if sampling_verify else 'greedy, not sampled'}"
+def active_verify(samples: bool) -> str:
+    """For the start-up log: which verify serves which requests, as SGLang sees it once the hooks are applied."""
+    chain = "chain sampling (SGLang's Triton kernel)" if torch.cuda.is_available() else "chain sampling (torch)"
+    return f"temperature 0: greedy; temperature > 0: {chain if samples else 'greedy, not sampled'}"

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from sglang_dflash_rocm import environ, gate
-from sglang_dflash_rocm.srt.speculative.dflash_utils import describe
+from sglang_dflash_rocm.srt.speculative.dflash_utils import active_verify
 
 if TYPE_CHECKING:
     from sglang.srt.model_executor.model_runner import ModelRunner
@@ -19,7 +19,8 @@ logger = logging.getLogger(__name__)
 
 
 def with_target_seed(original: Callable, worker: DFlashWorkerV2, *args: Any, **kwargs: Any) -> None:
-    """AROUND ``DFlashWorkerV2.__init__``: the draft starts from the seed that the target's ranks agreed on.
+    """AROUND ``DFlashWorkerV2.__init__``: the draft starts from the seed that the target's ranks agreed on. When the
+    worker is there, one line says which verify is active.
 
     The draft worker broadcasts a seed over all ranks too, but asks "am I the source?" with its rank inside the draft's
     group (``managers/tp_worker.py:380``): the first rank of every DP group keeps its own, which differs between nodes
@@ -32,7 +33,7 @@ def with_target_seed(original: Callable, worker: DFlashWorkerV2, *args: Any, **k
     with get_device().override(random_seed=target_worker.random_seed):
         original(worker, *args, **kwargs)
     if worker._target_tp_rank == 0:
-        logger.info("DFLASH verify, %s", describe(is_dflash_sampling_verify_available()))
+        logger.info("DFLASH verify, %s", active_verify(is_dflash_sampling_verify_available()))
 
 
 def init_cuda_graphs(original: Callable, worker: DFlashWorkerV2) -> None:

@@ -87,7 +87,7 @@ def compare_graphs(_result: None, worker: TpModelWorker, *_: Any, **__: Any) -> 
     import torch
     from sglang.srt.runtime_context import get_parallel
 
-    if worker.is_draft_worker:
+    if worker.is_draft_worker or not worker.model_runner.spec_algorithm.is_dflash():
         return
     world = get_parallel().world_group
     sizes: list = [None] * world.world_size

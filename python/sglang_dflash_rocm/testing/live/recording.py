@@ -129,17 +129,28 @@ def _watch_collectives(stack: contextlib.ExitStack, turn: Turn) -> None:
     import torch.distributed as dist
     from sglang.srt.distributed import parallel_state
 
-    def watch(op: str, original: Callable) -> Callable:
-        def call(*args, **kwargs):
-            group = kwargs.get("group") or next((a for a in args if isinstance(a, dist.ProcessGroup)), None)
-            ranks = tuple(dist.get_process_group_ranks(group or dist.group.WORLD))
-            turn.collectives.append(Collective(op, ranks, parallel_state._TP_STATE_PATCHED))
-            return original(*args, **kwargs)
-
-        return call
+    def note(op: str, group: dist.ProcessGroup, _tensors: list) -> None:
+        ranks = tuple(dist.get_process_group_ranks(group))
+        turn.collectives.append(Collective(op, ranks, parallel_state._TP_STATE_PATCHED))
 
     for op in COLLECTIVES:
-        stack.enter_context(mock.patch.object(dist, op, watch(op, getattr(dist, op))))
+        stack.enter_context(mock.patch.object(dist, op, noted(op, note)))
+
+
+def noted(op: str, note: Callable[[str, Any, list], None]) -> Callable:
+    """``torch.distributed``'s function ``op``, with ``note(op, group, tensor arguments)`` called before it."""
+    import torch
+    import torch.distributed as dist
+
+    original = getattr(dist, op)
+
+    def call(*args, **kwargs):
+        given = (*args, *kwargs.values())
+        group = next((a for a in given if isinstance(a, dist.ProcessGroup)), None) or dist.group.WORLD
+        note(op, group, [a for a in given if isinstance(a, torch.Tensor)])
+        return original(*args, **kwargs)
+
+    return call
 
 
 def _watch_worker(stack: contextlib.ExitStack, turn: Turn) -> None:
