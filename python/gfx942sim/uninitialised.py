@@ -1,0 +1,26 @@
+"""Stub: being written."""
+
+
+class UninitialisedRead: ...
+
+
+class LdsWriteCheck:
+    found = []
+
+    def __init__(self, stop): ...
+
+    def lds(self, *args): ...
+
+    def vmem(self, *args): ...
+
+    def barrier(self, *args): ...
+
+
+class RegisterWriteCheck:
+    found = []
+
+    def __init__(self, stop): ...
+
+    def begin(self, batch): ...
+
+    def before(self, batch, waves, instruction): ...

@@ -1,0 +1,1 @@
+"""The simulator's tests import `machine` and `pcode` from this folder."""
