@@ -3,10 +3,10 @@
 import pytest
 import torch
 import triton
-import triton_kernels as kernels
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+import triton_kernels as kernels
 from gfx942sim import CodeObject
 from gfx942sim.code_object import Resources, elf_size
 from gfx942sim.errors import BadCodeObject

@@ -3,8 +3,6 @@
 import pytest
 import torch
 
-pytest.importorskip("flydsl", reason="FlyDSL has no wheel for this Python")
-
 import fly_kernels as fly
 from gfx942sim import hip_runtime
 from gfx942sim.errors import OutOfRange, SimulationError, Uninitialised

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
-import triton_kernels as kernels
 
+import triton_kernels as kernels
 from gfx942sim import BufferRegistry, launch, pack_arguments
 from gfx942sim.errors import BadLaunch, NoProgress, OutOfRange
 from gfx942sim.triton_target import simulated_triton

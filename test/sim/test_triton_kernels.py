@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-import triton_kernels as kernels
 
+import triton_kernels as kernels
 from gfx942sim.errors import OutOfRange
 from gfx942sim.triton_target import simulated_triton
 
