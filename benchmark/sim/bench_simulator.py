@@ -3,8 +3,7 @@
     python benchmark/sim/bench_simulator.py [--repeat 5] [--context 256]
 
 The kernel is a Triton flash-decoding loop of MiMo's shape (16 query heads, one KV head, QK 192, V 128, bf16), one
-request per work-group. Printed: wave-instructions per second after a warm-up launch, in each mode of checking, and the
-share of the time by instruction class. Times are of this machine, not of a GPU.
+request per work-group. Printed: wave-instructions per second after a warm-up launch, in each mode of checking. Times are of this machine, not of a GPU.
 """
 
 from __future__ import annotations
@@ -61,9 +60,7 @@ def main() -> None:
     k, v = torch.randn(n, length, QK).bfloat16(), torch.randn(n, length, V).bfloat16()
     out = torch.zeros(n, HEADS, V)
     scale = QK**-0.5
-    print(
-        f"{platform.processor() or platform.machine()}, one core, torch {torch.__version__}, triton {triton.__version__}"
-    )
+    print(f"{platform.machine()}, one core, torch {torch.__version__}, triton {triton.__version__}")
     print(f"{n} work-groups of 4 waves, context {length}")
     modes = {
         "no checks": dict(races="off"),
