@@ -1,12 +1,12 @@
 """v_mfma_* and v_smfmac_*: the matrix instructions of gfx942.
 
-Numbers: products are exact; a dot product is summed in float64 and added to C in float64, then rounded once to the output
-type. The hardware's order of additions and its intermediate widths are not modelled. f64 instructions round after each
-multiplication and each addition, k ascending from C (the hardware fuses). The bits of a wave's result do not depend on
-which other waves run with it: every wave's product is its own call into BLAS, of the same shape and layout.
+Numbers: products are exact; a dot product is summed in float64 and added to C in float64, then rounded once to the
+output type. The hardware's order of additions and its intermediate widths are not modelled. f64 instructions round after
+each multiplication and each addition, k ascending from C (the hardware fuses). The bits of a wave's result do not depend
+on which other waves run with it: every wave's product is its own call into BLAS, of the same shape and layout.
 
-Denormals are kept in inputs and outputs whatever MODE says, as gfx942 does. xf32 inputs are rounded to 10 mantissa bits,
-to nearest even, as AMD's libraries define xf32. EXEC is ignored: all lanes take part.
+Denormals are kept in inputs and outputs whatever MODE says, as gfx942 does. xf32 inputs are rounded to 10 mantissa
+bits, to nearest even, as AMD's libraries define xf32. EXEC is ignored: all lanes take part.
 """
 
 from __future__ import annotations
@@ -280,9 +280,9 @@ def _double_handler(shape: MatrixInstruction, fields: _Fields, a: Read, b: Read,
 def _sparse(shape: MatrixInstruction, fields: _Fields) -> Handler:
     """v_smfmac: D = A x B + D, where A holds two of every four elements along `inner`.
 
-    Stored element e of a lane belongs to the lane's e // 2-th run of four; which of the four it is stands in two bits of
-    the index register src2: bits 2 e of the 8-bit (16-bit inputs) or 16-bit (8-bit inputs) set that ABID selects, when
-    CBSZ is 0; otherwise of the first set.
+    Stored element e of a lane belongs to the lane's run of four number e // 2. Bits 2 e and 2 e + 1 of an index set say
+    which of the four it is. The register src2 has four sets of 8 bits for 16-bit inputs, two of 16 bits for 8-bit inputs;
+    ABID selects the set when CBSZ is 0, otherwise it is the first.
     """
     a = _matrix(fields.a, fields.acc & 1, shape.a_registers, _UNPACK[shape.a_type], "A")
     b = _matrix(fields.b, fields.acc >> 1, shape.b_registers, _UNPACK[shape.b_type], "B")
@@ -292,7 +292,8 @@ def _sparse(shape: MatrixInstruction, fields: _Fields) -> Handler:
     sets = 32 // (2 * held)
     if fields.blgp or (fields.cbsz == 0 and fields.abid >= sets):
         raise UnknownInstruction(
-            f"{shape.mnemonic} with CBSZ {fields.cbsz}, ABID {fields.abid}, BLGP {fields.blgp}: it has {sets} index sets"
+            f"{shape.mnemonic} with CBSZ {fields.cbsz}, ABID {fields.abid}, BLGP {fields.blgp}; it has {sets} index "
+            "sets and no BLGP"
         )
     start = 2 * held * fields.abid if fields.cbsz == 0 else 0
     shifts = (start + 2 * np.arange(held)).astype(np.uint32)[:, None]

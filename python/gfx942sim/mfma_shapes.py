@@ -75,16 +75,17 @@ BLGP_LANES = (
 
 @dataclass(frozen=True)
 class MatrixInstruction:
-    """One v_mfma or v_smfmac: D[b] = A[b] x B[b] + C[b] for every block b; A is `rows` x `inner`, B `inner` x `columns`.
+    """One v_mfma or v_smfmac: D = A x B + C in every block; A is `rows` x `inner`, B is `inner` x `columns`.
 
     a_type, b_type, out_type: "f16", "fp8", "i32", ... sparse: A holds 2 of every 4 elements along `inner`.
 
     Layout of A (and of B, with columns for rows): lane = row + rows * (block + blocks * (k // held)), element k % held
     of the lane's registers, lowest bits first, where `held` consecutive k lie in one lane.
 
-    Layout of C and D: bands of `band` rows (4; 1 for f64) by all columns fill the lanes; row = h + band * (m + lane_bands
-    * g) lies in lane = column + columns * (block % lane_blocks + lane_blocks * m), element h + band * (g + groups *
-    (block // lane_blocks)).
+    Layout of C and D: bands of `band` rows (4; 1 for f64) by all columns fill the lanes. With
+    row = h + band * (m + lane_bands * g),
+    lane = column + columns * (block % lane_blocks + lane_blocks * m) and
+    element = h + band * (g + groups * (block // lane_blocks)).
     """
 
     mnemonic: str
