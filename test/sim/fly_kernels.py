@@ -25,7 +25,7 @@ def flat(tensor, element, width, copy):
     """(load, store) of `width` elements at an element index, over a buffer resource."""
     atom = fx.make_copy_atom(copy, element)
     register = fx.make_rmem_tensor(fx.make_layout(width, 1), element)
-    base = fx.get_iter(fx.rocdl.make_buffer_tensor(tensor))
+    base = fx.get_iter(fx.rocdl.make_buffer_tensor(tensor, max_size=False))
     cells = fx.logical_divide(fx.Tensor(fx.make_view(base, fx.make_layout(1 << 28, 1))), fx.make_layout(1, 1))
 
     def load(index):
