@@ -275,7 +275,8 @@ class Work:
         """Scores, weights and weighted sum of one tile of keys."""
         s = self.shape
         k, rows = self.k_fragments(loaded[: s.k_loads]), loaded[s.k_loads :]
-        exponents = self.exponents(tile, k, softmax.reference)
+        scores = self.scores(tile, k)
+        exponents = self.exponents(scores, softmax.reference)
         highest = exponents[0]
         for e in exponents[1:]:
             highest = ops.maximum(highest, e)
@@ -283,7 +284,7 @@ class Work:
         state = ops.when(
             ops.any_lane(highest > fx.Float32(SLACK)),
             [*softmax.flat(), *exponents],
-            lambda state: self.move_references(Softmax.from_flat(state[:count], s), list(state[count:])),
+            lambda state: self.move_references(Softmax.from_flat(state[:count], s), scores),
         )
         softmax, exponents = Softmax.from_flat(state[:count], s), state[count:]
         p = []
@@ -296,8 +297,8 @@ class Work:
                 softmax.sums[m * s.columns + j] = ops.mfma_bf16(v, p[m], softmax.sums[m * s.columns + j])
         return softmax
 
-    def exponents(self, tile, k, reference):
-        """score * scale - reference in base 2, [tiles * 4]: keys 4 * quarter + r; -inf where the row may not look."""
+    def scores(self, tile, k):
+        """Unscaled scores, [tiles * 4]: keys 4 * quarter + r; -inf where the row may not look."""
         c = self.c
         keys = [tile * TILE_KEYS + self.quarter * 4 + r for r in range(4)]
         found = []
@@ -314,28 +315,32 @@ class Work:
                 seen = keys[r] < limit
                 if c.window is not None:
                     seen = seen & (keys[r] > position - c.window)
-                masked = seen.select(score[r], fx.Float32(float("-inf")))
-                found.append(ops.fma(masked, self.scale, -reference[m]))
+                found.append(seen.select(score[r], fx.Float32(float("-inf"))))
         return found
 
-    def move_references(self, softmax, exponents):
-        """Raise each row's reference to its highest score so far, and scale what was summed under the old one."""
+    def exponents(self, scores, reference):
+        """Scaled scores minus the row's reference, in base 2."""
+        return [ops.fma(score, self.scale, -reference[i // 4]) for i, score in enumerate(scores)]
+
+    def move_references(self, softmax, scores):
+        """Raise each row's reference to its highest score so far, and scale what was summed under the old one.
+
+        Exponents are made anew from the scores: next to the first reference, NOTHING, they have no digits left.
+        """
         s = self.shape
         for m in range(s.tiles):
-            top = exponents[4 * m]
+            top = scores[4 * m]
             for r in range(1, 4):
-                top = ops.maximum(top, exponents[4 * m + r])
+                top = ops.maximum(top, scores[4 * m + r])
             for distance in (16, 32):
                 top = ops.maximum(top, top.shuffle_xor(distance, LANES))
-            rise = ops.maximum(top, fx.Float32(0.0))
-            fade = ops.exp2(-rise)
-            softmax.reference[m] = softmax.reference[m] + rise
+            before = softmax.reference[m]
+            softmax.reference[m] = ops.maximum(before, top * self.scale)
+            fade = ops.exp2(before - softmax.reference[m])
             softmax.total[m] = softmax.total[m] * fade
-            for r in range(4):
-                exponents[4 * m + r] = exponents[4 * m + r] - rise
             for j in range(s.columns):
                 softmax.sums[m * s.columns + j] = softmax.sums[m * s.columns + j] * fade
-        return [*softmax.flat(), *exponents]
+        return [*softmax.flat(), *self.exponents(scores, softmax.reference)]
 
     # ---- the end: the waves agree on a reference and a sum per row, and add up
 
