@@ -1,0 +1,241 @@
+"""The host side of paged attention: checks, compiled kernels by contract, scratch memory, launches.
+
+Nothing here allocates, compiles or waits once `PagedAttention.warm_up` ran, so a launch may be captured in a graph.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, replace
+
+import torch
+
+from .contract import PagedAttentionContract, supported
+
+LOG2E = 1.4426950408889634
+# What fills an MI300X, and the shortest part of a context that is worth a work-group of its own (keys).
+COMPUTE_UNITS = 304
+SHORTEST_PART = 256
+MAX_PARTITIONS = 64
+
+
+class UnsupportedContract(ValueError):
+    """There is no kernel for these shapes. The message names the value and what is allowed."""
+
+
+class BadArgument(ValueError):
+    """An argument that does not fit the contract: name, what it is, what was wanted."""
+
+
+def partitions_for(contract: PagedAttentionContract, requests: int, max_context: int) -> int:
+    """How many parts to split contexts into, from numbers that the host knows when a graph is captured.
+
+    Args:
+        requests: batch size of the launch. max_context: most keys that a request can have.
+    """
+    keys = max_context if contract.window is None else min(max_context, contract.window + contract.q_rows)
+    groups = max(1, requests * contract.kv_heads * contract.row_splits)
+    wanted = COMPUTE_UNITS // groups
+    return max(1, min(wanted, -(-keys // SHORTEST_PART), MAX_PARTITIONS))
+
+
+@functools.cache
+def _kernel(contract: PagedAttentionContract):
+    """(attention, reduce or None): `flyc.jit` launchers of one contract."""
+    from . import decode, reduce
+
+    return decode.build(contract), reduce.build(contract) if contract.partitions > 1 else None
+
+
+@functools.cache
+def _compiled(contract: PagedAttentionContract, device: torch.device):
+    """The same, compiled. On a GPU the compiler launches once: on tensors of its own, with no key to read."""
+    import flydsl.compiler as flyc
+    import flydsl.expr as fx
+
+    c = contract
+    empty = functools.partial(torch.zeros, device=device)
+    kv = torch.bfloat16 if c.kv_dtype == "bf16" else torch.float8_e4m3fnuz
+    out = empty(c.q_rows, c.q_heads, c.v_dim, dtype=torch.bfloat16)
+    parts, lse = _scratch_shapes(c, 1)
+    parts, lse = empty(parts, dtype=torch.float32), empty(lse, dtype=torch.float32)
+    sinks = empty(c.q_heads, dtype=torch.float32)
+    q = empty(c.q_rows, c.q_heads, c.qk_dim, dtype=torch.bfloat16)
+    pools = [empty(c.page_size, c.kv_heads, d, dtype=torch.uint8 if c.kv_bytes == 1 else kv) for d in (c.qk_dim, c.v_dim)]
+    pools = [p.view(kv) for p in pools]
+    table, lens = empty(1, 1, dtype=torch.int32), empty(1, dtype=torch.int32)
+    stream = fx.Stream(None)
+    attention, reduce = _kernel(c)
+    args = (out, parts, lse, q, *pools, table, lens, sinks, 1, c.q_heads * c.qk_dim, 1, c.q_rows, 1.0, 1.0, stream)
+    return (
+        flyc.compile(attention, *args),
+        flyc.compile(reduce, out, parts, lse, sinks, 1, stream) if reduce is not None else None,
+    )
+
+
+def _scratch_shapes(c: PagedAttentionContract, requests: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    lead = (requests, c.kv_heads, c.partitions, c.rows)
+    if c.partitions == 1:
+        lead = (1, 1, 1, 1)
+    return (*lead, c.v_dim), lead
+
+
+@dataclass
+class Scratch:
+    """Memory for partial results, one for all layers: float32, flat. Layers run one after another."""
+
+    out: torch.Tensor
+    lse: torch.Tensor
+
+    @classmethod
+    def for_contracts(cls, contracts: list[tuple[PagedAttentionContract, int]], device) -> Scratch:
+        """Enough for each (contract, requests)."""
+        out = lse = 1
+        for contract, requests in contracts:
+            parts, rows = _scratch_shapes(contract, requests)
+            out, lse = max(out, torch.Size(parts).numel()), max(lse, torch.Size(rows).numel())
+        return cls(torch.empty(out, device=device), torch.empty(lse, device=device))
+
+    def views(self, contract: PagedAttentionContract, requests: int) -> tuple[torch.Tensor, torch.Tensor]:
+        parts, lse = _scratch_shapes(contract, requests)
+        sizes = torch.Size(parts).numel(), torch.Size(lse).numel()
+        if sizes[0] > self.out.numel() or sizes[1] > self.lse.numel():
+            raise BadArgument(
+                f"scratch holds {self.out.numel()} values and {self.lse.numel()} LSEs; {requests} requests in "
+                f"{contract.partitions} partitions need {sizes[0]} and {sizes[1]}"
+            )
+        return self.out[: sizes[0]].view(parts), self.lse[: sizes[1]].view(lse)
+
+
+class PagedAttention:
+    """Decode, verify and draft-block attention of one layer shape on one device.
+
+    Args:
+        contract: shapes and modes; its `partitions` is the largest that will be asked for.
+
+    Raises:
+        UnsupportedContract: no kernel serves it.
+    """
+
+    def __init__(self, contract: PagedAttentionContract, device: torch.device | str):
+        reason = supported(contract)
+        if reason is not None:
+            raise UnsupportedContract(f"paged attention on gfx942: {reason}")
+        self.contract, self.device = contract, torch.device(device)
+        self.no_sinks = torch.zeros(contract.q_heads, device=self.device)
+
+    def warm_up(self, partitions: set[int]) -> None:
+        """Compile what launches with these partition counts will need."""
+        for count in partitions:
+            _compiled(replace(self.contract, partitions=count), self.device)
+
+    def __call__(
+        self,
+        out: torch.Tensor,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        page_table: torch.Tensor,
+        seq_lens: torch.Tensor,
+        *,
+        scale: float,
+        scratch: Scratch,
+        partitions: int = 1,
+        extra: int | None = None,
+        sinks: torch.Tensor | None = None,
+        k_scale: float = 1.0,
+        v_scale: float = 1.0,
+    ) -> torch.Tensor:
+        """Fill `out` and return it.
+
+        Args:
+            out: [requests * q_rows, q_heads, v_dim] bf16, contiguous.
+            q: [requests * q_rows, q_heads, qk_dim] bf16; heads contiguous, tokens at any stride.
+            k_cache, v_cache: [slots, kv_heads, dim] of the contract's KV dtype, contiguous.
+            page_table: [requests, width] int32: page numbers; rows may be a slice of a wider table.
+            seq_lens: [requests] int32, keys in the cache in front of the block.
+            scale: on the scores. k_scale, v_scale: of an fp8 cache.
+            extra: keys behind seq_lens that count too; default: the block itself, q_rows.
+            sinks: [q_heads] float32, if the contract has them.
+
+        Raises:
+            BadArgument: an argument that does not fit, before anything is launched.
+        """
+        c = replace(self.contract, partitions=partitions)
+        requests = seq_lens.shape[0]
+        if requests == 0:
+            return out
+        _check(c, requests, self.device, out, q, k_cache, v_cache, page_table, seq_lens, sinks, scale)
+        parts, lse = scratch.views(c, requests)
+        sinks = self.no_sinks if sinks is None else sinks
+        attention, reduce = _compiled(c, self.device)
+        stream = _stream(self.device)
+        attention(
+            out,
+            parts,
+            lse,
+            q,
+            k_cache,
+            v_cache,
+            page_table,
+            seq_lens,
+            sinks,
+            requests,
+            q.stride(0),
+            page_table.stride(0),
+            c.q_rows if extra is None else extra,
+            scale * k_scale * LOG2E,
+            v_scale,
+            stream,
+        )
+        if reduce is not None:
+            reduce(out, parts, lse, sinks, requests, stream)
+        return out
+
+
+def _stream(device: torch.device):
+    import flydsl.expr as fx
+
+    return fx.Stream(torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else None)
+
+
+def _check(c, requests, device, out, q, k_cache, v_cache, page_table, seq_lens, sinks, scale) -> None:
+    tokens = requests * c.q_rows
+    kv = torch.bfloat16 if c.kv_dtype == "bf16" else torch.float8_e4m3fnuz
+    wanted = [
+        ("out", out, (tokens, c.q_heads, c.v_dim), torch.bfloat16, True),
+        ("q", q, (tokens, c.q_heads, c.qk_dim), torch.bfloat16, False),
+        ("k_cache", k_cache, (None, c.kv_heads, c.qk_dim), kv, True),
+        ("v_cache", v_cache, (None, c.kv_heads, c.v_dim), kv, True),
+        ("page_table", page_table, (requests, None), torch.int32, False),
+        ("seq_lens", seq_lens, (requests,), torch.int32, True),
+    ]
+    if c.sinks:
+        if sinks is None:
+            raise BadArgument("sinks: got None, wanted a float32 tensor, as the contract has sinks")
+        wanted.append(("sinks", sinks, (c.q_heads,), torch.float32, True))
+    elif sinks is not None:
+        raise BadArgument("sinks: got a tensor, wanted None, as the contract has none")
+    for name, tensor, shape, dtype, contiguous in wanted:
+        got = tuple(tensor.shape)
+        if len(got) != len(shape) or any(w is not None and w != g for w, g in zip(shape, got, strict=True)):
+            raise BadArgument(f"{name}: shape {got}, wanted {tuple('any' if s is None else s for s in shape)}")
+        if tensor.dtype != dtype:
+            raise BadArgument(f"{name}: {tensor.dtype}, wanted {dtype}")
+        if tensor.device.type != device.type:
+            raise BadArgument(f"{name}: on {tensor.device}, wanted {device}")
+        if contiguous and not tensor.is_contiguous():
+            raise BadArgument(f"{name}: strides {tensor.stride()}, wanted contiguous")
+        if tensor.data_ptr() % 16 and name != "seq_lens":
+            raise BadArgument(f"{name}: address {tensor.data_ptr():#x}, wanted a multiple of 16")
+    if q.stride(2) != 1 or q.stride(1) != c.qk_dim or q.stride(0) % 8:
+        raise BadArgument(f"q: strides {q.stride()}, wanted (a multiple of 8, {c.qk_dim}, 1)")
+    if page_table.stride(1) != 1:
+        raise BadArgument(f"page_table: strides {page_table.stride()}, wanted (any, 1)")
+    if k_cache.shape[0] != v_cache.shape[0] or k_cache.shape[0] % c.page_size:
+        raise BadArgument(
+            f"k_cache has {k_cache.shape[0]} slots and v_cache {v_cache.shape[0]}; wanted the same multiple of "
+            f"{c.page_size}"
+        )
+    if not scale > 0:
+        raise BadArgument(f"scale: {scale}, wanted more than 0")
