@@ -1,0 +1,1 @@
+"""Writing to and reading from paged KV caches in both layouts."""
