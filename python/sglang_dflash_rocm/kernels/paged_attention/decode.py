@@ -18,7 +18,8 @@ Tensors (n requests, r = q_rows, H = q_heads, h = kv_heads; see PagedAttentionCo
 * partial_out [n, h, partitions, rows, v_dim] float32 and partial_lse [n, h, partitions, rows] float32 in base 2,
   written when partitions > 1 (reduce.py combines them); an empty partition writes its LSE only
 * q [n * r, H, qk_dim] bf16; its rows may be `q_stride` elements apart
-* k_cache [slots, h, qk_dim], v_cache [slots, h, v_dim], bf16 or fp8 e4m3fnuz; a page is page_size neighbouring slots
+* k_cache [slots, h, qk_dim], v_cache [slots, h, v_dim], bf16 or fp8 e4m3fnuz; a page is page_size neighbouring slots;
+  or the vectorized layout of kv_cache/layout.py
 * page_table [n, table_stride] int32; seq_lens [n] int32, keys in front of the block; a request has seq_lens + extra
 * sinks [H] float32, used when partitions == 1 and the contract has sinks
 """
@@ -59,7 +60,7 @@ class Shape:
     """What follows from a contract, as compile-time numbers.
 
     element: bytes of a cached element. k_row, v_row: bytes between the rows of two neighbouring slots. k_loads: 16-byte
-    loads of K per lane and tile, of `chunk` elements each. tiles: row tiles of a work-group, which each wave has all of.
+    loads of K per lane and tile, of `chunk` elements each; v_loads: loads of V. tiles: row tiles of a work-group, which each wave has all of.
     columns: tiles of 16 V columns. q_row: bytes between rows of Q in LDS. exchange: bytes of one float
     per row and wave. lds: bytes in all.
     """
@@ -69,6 +70,7 @@ class Shape:
     v_row: int
     k_loads: int
     chunk: int
+    v_loads: int
     tiles: int
     columns: int
     q_in_lds: bool
@@ -90,6 +92,7 @@ class Shape:
             v_row=c.kv_heads * c.v_dim * element,
             k_loads=c.qk_dim * element // 64,
             chunk=16 // element,
+            v_loads=4 if c.layout == "nhd" else c.v_dim // 16,
             tiles=tiles,
             columns=c.v_dim // 16,
             q_in_lds=q_in_lds,
@@ -220,12 +223,19 @@ class Work:
     # ---- K and V of one tile
 
     def load_tile(self, tile):
-        """K (k_loads Vectors of 4 dwords) and V (four key rows of 8 columns); rows that do not exist are 0."""
-        c, s = self.c, self.shape
+        """k_loads Vectors of K and v_loads of V. Rows of a tile that do not exist give 0, or V's are masked later."""
+        c = self.c
         page = ops.scalar_load(self.table, self.request * self.table_stride + tile * TILE_KEYS // c.page_size)
         first = tile * TILE_KEYS % c.page_size
         keys = ops.larger(ops.smaller(self.kv_len - tile * TILE_KEYS, fx.Int32(TILE_KEYS)), fx.Int32(0))
         keys = (tile < self.end).select(keys, fx.Int32(0))
+        if c.layout == "nhd":
+            return self.load_rows(page, first, keys)
+        return self.load_vectorized(page, first, keys)
+
+    def load_rows(self, page, first, keys):
+        """nhd: K in `k_loads` pieces of this lane's key row, V as four key rows of 8 columns."""
+        c, s = self.c, self.shape
 
         def rows_at(base, row_bytes, head_bytes):
             start = base + fx.Int64(page) * fx.Int64(c.page_size * row_bytes)
@@ -239,30 +249,51 @@ class Work:
         k = [ops.load(k_rows, k_lane + i * 64, 4) for i in range(s.k_loads)]
         return k + [ops.load(v_rows, v_lane + t * s.v_row, 2 * s.element) for t in range(4)]
 
+    def load_vectorized(self, page, first, keys):
+        """vectorized_5d: a 16-byte piece of K is one chunk of one key; a piece of V is neighbouring keys of a column."""
+        c, s = self.c, self.shape
+
+        def head_of_page(base, dim):
+            size = c.page_size * dim * s.element
+            start = base + (fx.Int64(page) * fx.Int64(c.kv_heads) + fx.Int64(self.head)) * fx.Int64(size)
+            return ops.resource(start, (keys > 0).select(fx.Int32(size), fx.Int32(0)))
+
+        k_part, v_part = head_of_page(self.k_base, c.qk_dim), head_of_page(self.v_base, c.v_dim)
+        k_lane = (self.quarter * c.page_size + first + self.column) * 16
+        v_lane = (first + self.quarter * 4) // s.chunk * (c.v_dim * 16) + self.column * (8 * 16)
+        v_lane = v_lane + (first + self.quarter * 4) % s.chunk * s.element
+        k = [ops.load(k_part, k_lane + i * (4 * c.page_size * 16), 4) for i in range(s.k_loads)]
+        return k + [ops.load(v_part, v_lane + j * 16, s.element) for j in range(s.v_loads)]
+
     def k_fragments(self, loaded):
         """Operand A per step of 16 dims."""
         if self.shape.element == 2:
             return [ops.pair(w[2 * i], w[2 * i + 1]) for w in loaded for i in range(2)]
         return [ops.pair(*ops.fp8_to_bf16(w[i])) for w in loaded for i in range(4)]
 
-    def v_fragments(self, rows):
-        """Operand A per output tile j: column 8 * lane16 + j of four keys."""
-        if self.shape.element == 2:
+    def v_fragments(self, tile, loaded):
+        """Operand A per output tile j: column 8 * lane16 + j of four keys. Keys that do not exist are 0."""
+        s = self.shape
+        if self.c.layout == "vectorized_5d":
+            keys = self.kv_len - tile * TILE_KEYS - self.quarter * 4
+            mask = ops.first_bytes(keys * s.element, s.element)
+            if s.element == 2:
+                return [ops.pair(w[0] & mask[0], w[1] & mask[1]) for w in loaded]
+            return [ops.pair(*ops.fp8_to_bf16(w[0] & mask[0])) for w in loaded]
+        if s.element == 2:
             found = []
-            for j in range(self.shape.columns):
+            for j in range(s.columns):
                 halves, w = (ops.high_halves if j % 2 else ops.low_halves), j // 2
-                found.append(ops.pair(halves(rows[1][w], rows[0][w]), halves(rows[3][w], rows[2][w])))
+                found.append(ops.pair(halves(loaded[1][w], loaded[0][w]), halves(loaded[3][w], loaded[2][w])))
             return found
-        wide = [[x.bitcast(fx.Int32) for w in range(2) for x in ops.fp8_to_f32(row[w])] for row in rows]
-        return [
-            ops.pair(ops.high_halves(a, b), ops.high_halves(c, d)) for b, a, d, c in zip(*wide, strict=True)
-        ]
+        wide = [[x.bitcast(fx.Int32) for w in range(2) for x in ops.fp8_to_f32(row[w])] for row in loaded]
+        return [ops.pair(ops.high_halves(b, a), ops.high_halves(d, c)) for a, b, c, d in zip(*wide, strict=True)]
 
     # ---- the loop: two tiles per step, so that loads of one are in flight while the other is computed
 
     def two_tiles(self, step, state):
         s = self.shape
-        count = s.k_loads + 4
+        count = s.k_loads + s.v_loads
         waiting, softmax = state[:count], Softmax.from_flat(state[count:], s)
         tile = self.begin + step * STEP_TILES + self.wave
         other = self.load_tile(tile + WAVES)
@@ -292,7 +323,7 @@ class Work:
             weights = [ops.exp2(e) for e in exponents[4 * m : 4 * m + 4]]
             softmax.total[m] = softmax.total[m] + ((weights[0] + weights[1]) + (weights[2] + weights[3]))
             p.append(ops.pair(ops.pack_bf16(weights[0], weights[1]), ops.pack_bf16(weights[2], weights[3])))
-        for j, v in enumerate(self.v_fragments(rows)):
+        for j, v in enumerate(self.v_fragments(tile, rows)):
             for m in range(s.tiles):
                 softmax.sums[m * s.columns + j] = ops.mfma_bf16(v, p[m], softmax.sums[m * s.columns + j])
         return softmax

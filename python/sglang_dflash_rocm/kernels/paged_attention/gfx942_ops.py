@@ -226,3 +226,13 @@ def lds_view(storage):
         fx.ptr_store(vector, pointer(offset, vector.numel))
 
     return load, store
+
+
+def first_bytes(count, words):
+    """Masks of the first `count` (any Int32) bytes of that many dwords."""
+    masks = []
+    for w in range(words):
+        bits = (count - 4 * w) * 8
+        partial = (fx.Int32(1) << smaller(larger(bits, fx.Int32(0)), fx.Int32(31))) - 1
+        masks.append((bits >= 32).select(fx.Int32(-1), partial))
+    return masks
