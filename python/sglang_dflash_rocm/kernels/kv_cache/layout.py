@@ -33,7 +33,9 @@ def shapes(
         return (slots, heads, qk_dim), (slots, heads, v_dim)
     x = vector_width(dtype)
     if page_size % x or slots % page_size or qk_dim % x:
-        raise ValueError(f"page_size {page_size}, {slots} slots, qk_dim {qk_dim}: wanted multiples of x = {x} and pages")
+        raise ValueError(
+            f"page_size {page_size}, {slots} slots, qk_dim {qk_dim}: wanted multiples of x = {x} and pages"
+        )
     pages = slots // page_size
     return (pages, heads, qk_dim // x, page_size, x), (pages, heads, page_size // x, v_dim, x)
 

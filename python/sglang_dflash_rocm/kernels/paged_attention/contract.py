@@ -66,7 +66,10 @@ def supported(contract: PagedAttentionContract) -> str | None:
     """None if there is a kernel for `contract`, else the reason, naming the value and what is allowed."""
     c = contract
     checks = [
-        (c.kv_heads > 0 and c.q_heads % max(c.kv_heads, 1) == 0, f"q_heads {c.q_heads} is not a multiple of kv_heads {c.kv_heads}"),
+        (
+            c.kv_heads > 0 and c.q_heads % max(c.kv_heads, 1) == 0,
+            f"q_heads {c.q_heads} is not a multiple of kv_heads {c.kv_heads}",
+        ),
         (c.qk_dim in (128, 192), f"qk_dim {c.qk_dim}; allowed: 128, 192"),
         (c.v_dim == 128, f"v_dim {c.v_dim}; allowed: 128"),
         (c.page_size in PAGE_SIZES, f"page_size {c.page_size}; allowed: {', '.join(map(str, PAGE_SIZES))}"),
@@ -80,5 +83,6 @@ def supported(contract: PagedAttentionContract) -> str | None:
         if not holds:
             return reason
     if c.row_splits > 2:
-        return f"{c.q_rows} query rows of {c.group} heads are {c.rows} rows; allowed: {2 * MAX_TILES * TILE_ROWS} per KV head"
+        most = 2 * MAX_TILES * TILE_ROWS
+        return f"{c.q_rows} query rows of {c.group} heads are {c.rows} rows per KV head; allowed: {most}"
     return None

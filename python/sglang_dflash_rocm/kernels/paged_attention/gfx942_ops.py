@@ -1,4 +1,4 @@
-"""Building blocks of our gfx942 kernels in FlyDSL: buffer access by 64-bit base, lane and wave operations, control flow.
+"""Building blocks of our gfx942 kernels in FlyDSL: buffer access by 64-bit base, lane operations, control flow.
 
 A buffer resource ends where its `num_records` says: loads past it give 0 without touching memory, which is how rows
 that do not exist become zeros at no cost.
@@ -123,29 +123,40 @@ def pair(low, high):
     return fx.Vector.from_elements([low, high], dtype=fx.Int32)
 
 
+def _wrappers(state):
+    """Per value, a function that gives an MLIR result the DSL type of the value that it replaces."""
+
+    def wrapper(value):
+        if isinstance(value, fx.Vector):
+            return lambda result: fx.Vector(result, dtype=value.dtype)
+        return type(value)
+
+    return [wrapper(v) for v in state]
+
+
+def _wrap(wrappers, results):
+    return [w(r) for w, r in zip(wrappers, results, strict=True)]
+
+
 def loop(first, last, state, body):
     """for i in [first, last): state = body(i, state). `state` is a list of DSL values; gives the final list."""
-    kinds = [type(v) for v in state]
-    dtypes = [getattr(v, "dtype", None) for v in state]
-    wrap = [lambda x, k=k, d=d: k(x, dtype=d) if k is fx.Vector else k(x) for k, d in zip(kinds, dtypes)]
+    wrappers = _wrappers(state)
     step = scf.ForOp(raw(first), raw(last), raw(fx.Int32(1)), [raw(v) for v in state])
     with ir.InsertionPoint(step.body):
-        inside = [w(x) for w, x in zip(wrap, step.inner_iter_args)]
-        scf.YieldOp([raw(v) for v in body(fx.Int32(step.induction_variable), inside)])
-    return [w(x) for w, x in zip(wrap, step.results)]
+        after = body(fx.Int32(step.induction_variable), _wrap(wrappers, step.inner_iter_args))
+        scf.YieldOp([raw(v) for v in after])
+    return _wrap(wrappers, step.results)
 
 
 def when(condition, state, body):
     """state = body(state) if the wave-uniform condition holds, else state."""
-    kinds = [type(v) for v in state]
-    dtypes = [getattr(v, "dtype", None) for v in state]
     values = [raw(v) for v in state]
     branch = scf.IfOp(raw(condition), [v.type for v in values], has_else=True)
     with ir.InsertionPoint(branch.then_block):
         scf.YieldOp([raw(v) for v in body(state)])
     with ir.InsertionPoint(branch.else_block):
         scf.YieldOp(values)
-    return [k(x, dtype=d) if k is fx.Vector else k(x) for k, d, x in zip(kinds, dtypes, branch.results)]
+    return _wrap(_wrappers(state), branch.results)
 
 
 def only_if(condition, body):

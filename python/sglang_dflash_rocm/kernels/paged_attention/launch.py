@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from ..kv_cache.layout import FP8, shapes
 from .contract import PagedAttentionContract, supported
 
 LOG2E = 1.4426950408889634
@@ -55,14 +56,12 @@ def _compiled(contract: PagedAttentionContract, device: torch.device):
 
     c = contract
     empty = functools.partial(torch.zeros, device=device)
-    kv = torch.bfloat16 if c.kv_dtype == "bf16" else torch.float8_e4m3fnuz
     out = empty(c.q_rows, c.q_heads, c.v_dim, dtype=torch.bfloat16)
     parts, lse = _scratch_shapes(c, 1)
     parts, lse = empty(parts, dtype=torch.float32), empty(lse, dtype=torch.float32)
     sinks = empty(c.q_heads, dtype=torch.float32)
     q = empty(c.q_rows, c.q_heads, c.qk_dim, dtype=torch.bfloat16)
-    pools = [empty(c.page_size, c.kv_heads, d, dtype=torch.uint8 if c.kv_bytes == 1 else kv) for d in (c.qk_dim, c.v_dim)]
-    pools = [p.view(kv) for p in pools]
+    pools = [empty(shape, dtype=kv_dtype(c)) for shape in _pool_shapes(c, c.page_size)]
     table, lens = empty(1, 1, dtype=torch.int32), empty(1, dtype=torch.int32)
     stream = fx.Stream(None)
     attention, reduce = _kernel(c)
@@ -71,6 +70,14 @@ def _compiled(contract: PagedAttentionContract, device: torch.device):
         flyc.compile(attention, *args),
         flyc.compile(reduce, out, parts, lse, sinks, 1, stream) if reduce is not None else None,
     )
+
+
+def kv_dtype(c: PagedAttentionContract) -> torch.dtype:
+    return torch.bfloat16 if c.kv_dtype == "bf16" else FP8
+
+
+def _pool_shapes(c: PagedAttentionContract, slots: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    return shapes(c.layout, slots, c.kv_heads, c.qk_dim, c.v_dim, c.page_size, kv_dtype(c))
 
 
 def _scratch_shapes(c: PagedAttentionContract, requests: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -151,7 +158,7 @@ class PagedAttention:
         Args:
             out: [requests * q_rows, q_heads, v_dim] bf16, contiguous.
             q: [requests * q_rows, q_heads, qk_dim] bf16; heads contiguous, tokens at any stride.
-            k_cache, v_cache: [slots, kv_heads, dim] of the contract's KV dtype, contiguous.
+            k_cache, v_cache: in the contract's layout and KV dtype (kv_cache.layout.shapes), contiguous.
             page_table: [requests, width] int32: page numbers; rows may be a slice of a wider table.
             seq_lens: [requests] int32, keys in the cache in front of the block.
             scale: on the scores. k_scale, v_scale: of an fp8 cache.
@@ -201,12 +208,16 @@ def _stream(device: torch.device):
 
 def _check(c, requests, device, out, q, k_cache, v_cache, page_table, seq_lens, sinks, scale) -> None:
     tokens = requests * c.q_rows
-    kv = torch.bfloat16 if c.kv_dtype == "bf16" else torch.float8_e4m3fnuz
+    slots = k_cache.shape[0] * (1 if c.layout == "nhd" else c.page_size)
+    if slots % c.page_size:
+        raise BadArgument(f"k_cache: {slots} slots, wanted a multiple of page_size {c.page_size}")
+    k_shape, v_shape = _pool_shapes(c, slots)
+    kv = kv_dtype(c)
     wanted = [
         ("out", out, (tokens, c.q_heads, c.v_dim), torch.bfloat16, True),
         ("q", q, (tokens, c.q_heads, c.qk_dim), torch.bfloat16, False),
-        ("k_cache", k_cache, (None, c.kv_heads, c.qk_dim), kv, True),
-        ("v_cache", v_cache, (None, c.kv_heads, c.v_dim), kv, True),
+        ("k_cache", k_cache, k_shape, kv, True),
+        ("v_cache", v_cache, v_shape, kv, True),
         ("page_table", page_table, (requests, None), torch.int32, False),
         ("seq_lens", seq_lens, (requests,), torch.int32, True),
     ]
@@ -232,10 +243,5 @@ def _check(c, requests, device, out, q, k_cache, v_cache, page_table, seq_lens, 
         raise BadArgument(f"q: strides {q.stride()}, wanted (a multiple of 8, {c.qk_dim}, 1)")
     if page_table.stride(1) != 1:
         raise BadArgument(f"page_table: strides {page_table.stride()}, wanted (any, 1)")
-    if k_cache.shape[0] != v_cache.shape[0] or k_cache.shape[0] % c.page_size:
-        raise BadArgument(
-            f"k_cache has {k_cache.shape[0]} slots and v_cache {v_cache.shape[0]}; wanted the same multiple of "
-            f"{c.page_size}"
-        )
     if not scale > 0:
         raise BadArgument(f"scale: {scale}, wanted more than 0")

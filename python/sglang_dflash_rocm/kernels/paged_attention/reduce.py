@@ -15,11 +15,12 @@ from flydsl.expr import gpu
 
 from . import gfx942_ops as ops
 from .contract import PagedAttentionContract
-from .decode import LOG2E, NOTHING, NOWHERE
+from .decode_shape import LOG2E, NOTHING, NOWHERE
 
 THREADS = 256
 LANES_PER_ROW = 32
 ROWS = THREADS // LANES_PER_ROW
+STREAM = fx.Stream(None)
 
 
 def reduce_rows(c: PagedAttentionContract, tensors) -> None:
@@ -72,9 +73,7 @@ def build(contract: PagedAttentionContract):
     c = contract
 
     @flyc.kernel(known_block_size=(THREADS, 1, 1))
-    def paged_attention_reduce_kernel(
-        out: fx.Tensor, partial_out: fx.Tensor, partial_lse: fx.Tensor, sinks: fx.Tensor
-    ):
+    def paged_attention_reduce_kernel(out: fx.Tensor, partial_out: fx.Tensor, partial_lse: fx.Tensor, sinks: fx.Tensor):
         reduce_rows(c, (out, partial_out, partial_lse, sinks))
 
     @flyc.jit
@@ -84,7 +83,7 @@ def build(contract: PagedAttentionContract):
         partial_lse: fx.Tensor,
         sinks: fx.Tensor,
         requests: fx.Int32,
-        stream: fx.Stream = fx.Stream(None),
+        stream: fx.Stream = STREAM,
     ):
         paged_attention_reduce_kernel(out, partial_out, partial_lse, sinks).launch(
             grid=(requests, c.kv_heads, -(-c.rows // ROWS)), block=(THREADS, 1, 1), stream=stream
