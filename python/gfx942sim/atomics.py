@@ -1,156 +1,223 @@
-"""Read-modify-write on global memory and LDS: lanes of one instruction take turns, in ascending order."""
+"""Atomic operations of LDS, global and buffer instructions.
+
+Lanes that hit one address come one after another, in ascending order of wave and lane. A float addition rounds to
+nearest even and keeps denormals.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
-from .access import Memory
-from .errors import UnknownInstruction
-
-u16, u32, u64, i32, i64 = np.uint16, np.uint32, np.uint64, np.int32, np.int64
-
-# function(old, data, second) -> new; all arrays of the operation's unsigned type
-Operation = Callable[[np.ndarray, np.ndarray, np.ndarray | None], np.ndarray]
+from .access import Place
+from .errors import SimulationError
 
 
-def _signed(value: np.ndarray) -> np.ndarray:
-    return value.view(i64 if value.dtype == u64 else i32)
+class Operation(NamedTuple):
+    """One atomic operation.
 
-
-def _increment(old, data, _):
-    return np.where(old >= data, old.dtype.type(0), old + old.dtype.type(1))
-
-
-def _decrement(old, data, _):
-    return np.where((old == 0) | (old > data), data, old - old.dtype.type(1))
-
-
-INTEGER: dict[str, Operation] = {
-    "add": lambda old, data, _: old + data,
-    "sub": lambda old, data, _: old - data,
-    "rsub": lambda old, data, _: data - old,
-    "inc": _increment,
-    "dec": _decrement,
-    "smin": lambda old, data, _: np.where(_signed(data) < _signed(old), data, old),
-    "smax": lambda old, data, _: np.where(_signed(data) > _signed(old), data, old),
-    "umin": lambda old, data, _: np.minimum(old, data),
-    "umax": lambda old, data, _: np.maximum(old, data),
-    "and": lambda old, data, _: old & data,
-    "or": lambda old, data, _: old | data,
-    "xor": lambda old, data, _: old ^ data,
-    "mskor": lambda old, data, second: (old & ~data) | second,
-    "swap": lambda old, data, _: data,
-    # LDS order of operands: data is what is compared with, second what is written.
-    "cmpst": lambda old, data, second: np.where(old == data, second, old),
-}
-
-
-def _float(function: Callable, bits: type, kind: type) -> Operation:
-    def operation(old, data, second):
-        a, b = old.view(kind), data.view(kind)
-        return np.ascontiguousarray(function(a, b), kind).view(bits)
-
-    return operation
-
-
-def _bf16_sum(old: np.ndarray, data: np.ndarray) -> np.ndarray:
-    """uint16 bf16 numbers added in f32 and rounded to nearest even."""
-    exact = (old.astype(u32) << u32(16)).view(np.float32) + (data.astype(u32) << u32(16)).view(np.float32)
-    bits = exact.view(u32)
-    rounded = (bits + u32(0x7FFF) + (bits >> u32(16) & u32(1))) >> u32(16)
-    return np.where(np.isnan(exact), u32(0x7FC0), rounded).astype(u16)
-
-
-def _packed(add: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Operation:
-    def operation(old, data, _):
-        return np.ascontiguousarray(
-            add(np.ascontiguousarray(old).view(u16), np.ascontiguousarray(data).view(u16))
-        ).view(u32)
-
-    return operation
-
-
-def _f16_sum(old: np.ndarray, data: np.ndarray) -> np.ndarray:
-    return (old.view(np.float16) + data.view(np.float16)).view(u16)
-
-
-_FLOATS: dict[str, Callable] = {
-    "add": lambda a, b: a + b,
-    "min": lambda old, data: np.where(data < old, data, old),
-    "max": lambda old, data: np.where(data > old, data, old),
-}
-# name -> (operation, dwords per operand)
-FLOAT: dict[str, tuple[Operation, int]] = {
-    **{f"{name}_f32": (_float(f, u32, np.float32), 1) for name, f in _FLOATS.items()},
-    **{f"{name}_f64": (_float(f, u64, np.float64), 2) for name, f in _FLOATS.items()},
-    "pk_add_f16": (_packed(_f16_sum), 1),
-    "pk_add_bf16": (_packed(_bf16_sum), 1),
-}
-
-
-def _compare_floats(bits: type, kind: type) -> Operation:
-    return lambda old, data, second: np.where(old.view(kind) == data.view(kind), second, old)
-
-
-FLOAT["cmpst_f32"] = (_compare_floats(u32, np.float32), 1)
-FLOAT["cmpst_f64"] = (_compare_floats(u64, np.float64), 2)
-
-
-def global_operation(name: str) -> tuple[Operation, int, bool]:
-    """(operation, dwords, has two operands) of what follows `atomic_` in a buffer, global or flat mnemonic.
-
-    A compare-and-swap there has the new value first and the one to compare with second.
+    dtype: how memory and data are seen. apply: (old, data) or (old, data, second) -> new, on arrays of that dtype.
+    operands: how many. in_place: a ufunc that does the same, if there is one.
     """
-    if name in FLOAT:
-        return (*FLOAT[name], False)
-    base, words = (name.removesuffix("_x2"), 2) if name.endswith("_x2") else (name, 1)
-    if base == "cmpswap":
-        return (lambda old, data, second: np.where(old == second, data, old)), words, True
-    if base in INTEGER and base not in ("rsub", "mskor", "cmpst"):
-        return INTEGER[base], words, False
-    raise UnknownInstruction(f"atomic {name} is not implemented")
+
+    dtype: type
+    apply: Callable[..., np.ndarray]
+    operands: int = 1
+    in_place: np.ufunc | None = None
+
+    @property
+    def size(self) -> int:
+        return np.dtype(self.dtype).itemsize
+
+    @property
+    def words(self) -> int:
+        return self.size // 4
 
 
-def perform(
-    memory: Memory,
-    at: np.ndarray,
-    active: np.ndarray,
-    operation: Operation,
-    data: np.ndarray,
-    second: np.ndarray | None,
-) -> np.ndarray:
-    """Do the operation for each active lane, in ascending order of (wave, lane); returns what was there before.
+def _increment(old: np.ndarray, data: np.ndarray) -> np.ndarray:
+    return np.where(old >= data, 0, old + 1).astype(old.dtype)
+
+
+def _decrement(old: np.ndarray, data: np.ndarray) -> np.ndarray:
+    return np.where((old == 0) | (old > data), data, old - 1).astype(old.dtype)
+
+
+def _smaller(old: np.ndarray, data: np.ndarray) -> np.ndarray:
+    return np.where(data < old, data, old)
+
+
+def _larger(old: np.ndarray, data: np.ndarray) -> np.ndarray:
+    return np.where(data > old, data, old)
+
+
+def _add_f16_pairs(old: np.ndarray, data: np.ndarray) -> np.ndarray:
+    return (old.view(np.float16) + data.view(np.float16)).view(np.uint32)
+
+
+def _add_bf16_pairs(old: np.ndarray, data: np.ndarray) -> np.ndarray:
+    def wide(pairs: np.ndarray) -> np.ndarray:
+        return (pairs.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+    # A float32 has more than twice the digits of a bfloat16, so rounding twice is rounding once.
+    total = wide(old) + wide(data)
+    bits = total.view(np.uint32)
+    rounded = (bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))) >> np.uint32(16)
+    quiet = bits >> np.uint32(16) | np.uint32(0x40)
+    return np.where(np.isnan(total), quiet, rounded).astype(np.uint16).view(np.uint32)
+
+
+def _integers(bits: int) -> dict[str, Operation]:
+    unsigned, signed = (np.uint32, np.int32) if bits == 32 else (np.uint64, np.int64)
+    return {
+        "add": Operation(unsigned, np.add, in_place=np.add),
+        "sub": Operation(unsigned, np.subtract, in_place=np.subtract),
+        "rsub": Operation(unsigned, lambda old, data: data - old),
+        "inc": Operation(unsigned, _increment),
+        "dec": Operation(unsigned, _decrement),
+        "smin": Operation(signed, np.minimum, in_place=np.minimum),
+        "smax": Operation(signed, np.maximum, in_place=np.maximum),
+        "umin": Operation(unsigned, np.minimum, in_place=np.minimum),
+        "umax": Operation(unsigned, np.maximum, in_place=np.maximum),
+        "and": Operation(unsigned, np.bitwise_and, in_place=np.bitwise_and),
+        "or": Operation(unsigned, np.bitwise_or, in_place=np.bitwise_or),
+        "xor": Operation(unsigned, np.bitwise_xor, in_place=np.bitwise_xor),
+        "mskor": Operation(unsigned, lambda old, mask, bits: old & ~mask | bits, 2),
+        "swap": Operation(unsigned, lambda old, data: data),
+        # LDS: the compared value comes first; FLAT and MUBUF: the new value comes first.
+        "cmpst": Operation(unsigned, lambda old, compared, new: np.where(old == compared, new, old), 2),
+        "cmpswap": Operation(unsigned, lambda old, new, compared: np.where(old == compared, new, old), 2),
+        "wrap": Operation(unsigned, lambda old, data, top: np.where(old >= data, old - data, old + top), 2),
+    }
+
+
+def _floats(dtype: type) -> dict[str, Operation]:
+    return {
+        "add": Operation(dtype, np.add, in_place=np.add),
+        "min": Operation(dtype, _smaller),
+        "max": Operation(dtype, _larger),
+        "cmpst": Operation(dtype, lambda old, compared, new: np.where(old == compared, new, old), 2),
+    }
+
+
+_INT32, _INT64, _F32, _F64 = _integers(32), _integers(64), _floats(np.float32), _floats(np.float64)
+_PAIRS = {"pk_add_f16": Operation(np.uint32, _add_f16_pairs), "pk_add_bf16": Operation(np.uint32, _add_bf16_pairs)}
+
+# The name after `_atomic_` of FLAT, GLOBAL and MUBUF instructions.
+_VMEM_INTEGERS = (
+    ("swap", "cmpswap", "add", "sub", "smin", "umin", "smax", "umax") + ("and", "or", "xor", "inc", "dec")
+)  # fmt: skip
+VMEM: dict[str, Operation] = {
+    **{name: _INT32[name] for name in _VMEM_INTEGERS},
+    **{f"{name}_x2": _INT64[name] for name in _VMEM_INTEGERS},
+    **_PAIRS,
+    "add_f32": _F32["add"],
+    "add_f64": _F64["add"],
+    "min_f64": _F64["min"],
+    "max_f64": _F64["max"],
+}
+
+# (operation, type) of LDS instructions: ds_<operation>[_rtn]_<type>.
+_LDS_NAMES = {
+    **{(name, "u"): name for name in ("add", "sub", "rsub", "inc", "dec")},
+    **{(name, "b"): name for name in ("and", "or", "xor", "mskor", "cmpst")},
+    ("min", "i"): "smin",
+    ("max", "i"): "smax",
+    ("min", "u"): "umin",
+    ("max", "u"): "umax",
+    ("wrxchg", "b"): "swap",
+}
+_LDS_OPERATIONS: dict[tuple[str, str], Operation] = {
+    **{(name, f"{kind}32"): _INT32[key] for (name, kind), key in _LDS_NAMES.items()},
+    **{(name, f"{kind}64"): _INT64[key] for (name, kind), key in _LDS_NAMES.items()},
+    **{(name, "f32"): operation for name, operation in _F32.items()},
+    **{(name, "f64"): operation for name, operation in _F64.items()},
+    ("wrap", "b32"): _INT32["wrap"],
+    ("pk_add", "f16"): _PAIRS["pk_add_f16"],
+    ("pk_add", "bf16"): _PAIRS["pk_add_bf16"],
+}
+# Mnemonic -> (operation, whether it returns the old value).
+LDS: dict[str, tuple[Operation, bool]] = {
+    **{f"ds_{name}_{kind}": (operation, False) for (name, kind), operation in _LDS_OPERATIONS.items()},
+    **{f"ds_{name}_rtn_{kind}": (operation, True) for (name, kind), operation in _LDS_OPERATIONS.items()},
+}
+
+
+def join_words(words: list[np.ndarray], dtype: type) -> np.ndarray:
+    """One or two uint32 [n] arrays (low word first) as one array of `dtype` [n]."""
+    return np.stack(words, -1).view(dtype)[..., 0]
+
+
+def require_aligned(place: Place, size: int) -> None:
+    """Raise SimulationError unless all addresses are multiples of `size`: the hardware reports a memory fault."""
+    if place.low_bits & (size - 1):
+        raise SimulationError(f"{size}-byte atomic at an address that is not a multiple of {size}")
+
+
+def run(place: Place, operation: Operation, registers: list[list[np.ndarray]], wants_old: bool) -> list[np.ndarray]:
+    """Do one atomic instruction.
 
     Args:
-        at: byte offsets, aligned to the operand. data, second: uint32 or uint64, shape of `at`.
+        registers: for each operand its words, uint32 [waves, 64], low word first.
+        wants_old: whether the old values are needed.
+
+    Returns:
+        The old values as words, uint32 [waves, 64]; lanes that take no part hold 0. Empty unless wanted.
+
+    Raises:
+        SimulationError: an address is not a multiple of the size.
     """
-    wide = data.dtype == u64
-    cells, shift = (memory.pairs, 3) if wide else (memory.words, 2)
-    low = int(np.bitwise_or.reduce(at[active])) if active.any() else 0
-    if low & ((1 << shift) - 1):
-        raise UnknownInstruction(f"atomic on an address that is not a multiple of {1 << shift}")
-    before = np.zeros(at.shape, data.dtype)
-    where = at[active] >> shift
-    operand = data[active]
-    other = None if second is None else second[active]
-    returned = np.zeros(where.shape, data.dtype)
-    for turn in _turns(where):
-        old = cells[where[turn]]
-        returned[turn] = old
-        cells[where[turn]] = operation(old, operand[turn], None if other is None else other[turn])
-    before[active] = returned
-    return before
+    require_aligned(place, operation.size)
+    at, shape = place.at.reshape(-1), place.at.shape
+    words = [[word.reshape(-1) for word in operand] for operand in registers]
+    chosen = None
+    if place.lanes is not None:
+        chosen = np.flatnonzero(place.lanes)
+        at, words = at.take(chosen), [[word.take(chosen) for word in operand] for operand in words]
+    data = [join_words(operand, operation.dtype) for operand in words]
+    memory = place.view(operation.dtype)
+    old = _update(memory, at >> (operation.size.bit_length() - 1), operation, data, wants_old)
+    if old is None:
+        return []
+    parts = np.ascontiguousarray(old).view(np.uint32).reshape(-1, operation.words)
+    if chosen is None:
+        return [parts[:, i].reshape(shape) for i in range(operation.words)]
+    spread = np.zeros((operation.words, place.at.size), np.uint32)
+    spread[:, chosen] = parts.T
+    return list(spread.reshape(operation.words, *shape))
 
 
-def _turns(where: np.ndarray) -> list[np.ndarray]:
-    """Groups of positions without a repeated place: the first lane of each place, then the second, and so on."""
-    if len(np.unique(where)) == len(where):
-        return [np.arange(len(where))]
-    order = np.argsort(where, kind="stable")
-    ordered = where[order]
-    starts = np.r_[True, ordered[1:] != ordered[:-1]]
-    first = np.maximum.accumulate(np.where(starts, np.arange(len(where)), 0))
-    turn = np.arange(len(where)) - first
-    return [order[turn == t] for t in range(int(turn.max()) + 1)]
+def _update(
+    memory: np.ndarray, index: np.ndarray, operation: Operation, data: list[np.ndarray], wants_old: bool
+) -> np.ndarray | None:
+    """Apply the operation at memory[index], in order. index: int64 [n]; data: [n] each."""
+    # Work on a copy of the elements concerned: numpy's own ordered updates copy the array that they change when it may
+    # overlap their arguments, and the view of global memory overlaps everything.
+    places, which = (index, None) if (index[1:] > index[:-1]).all() else np.unique(index, return_inverse=True)
+    if len(places) == len(index):
+        old = memory.take(index)
+        memory[index] = operation.apply(old, *data)
+        return old
+    current = memory.take(places)
+    old = None
+    if operation.in_place is not None and not wants_old:
+        operation.in_place.at(current, which, data[0])
+    else:
+        old = np.empty(len(index), operation.dtype)
+        for turn in _turns(which):
+            slot = which[turn]
+            old[turn] = current[slot]
+            current[slot] = operation.apply(old[turn], *(operand[turn] for operand in data))
+    memory[places] = current
+    return old
+
+
+def _turns(which: np.ndarray) -> list[np.ndarray]:
+    """Split 0..n-1 into steps: the k-th step has the k-th element of every group of equal values."""
+    order = np.argsort(which, kind="stable")
+    grouped = which[order]
+    first = np.flatnonzero(np.r_[True, grouped[1:] != grouped[:-1]])
+    rank = np.arange(len(order)) - np.repeat(first, np.diff(np.r_[first, len(order)]))
+    by_rank = np.argsort(rank, kind="stable")
+    return np.split(order[by_rank], np.flatnonzero(np.diff(rank[by_rank])) + 1)

@@ -1,81 +1,60 @@
-"""MUBUF: loads, stores and atomics through a buffer resource (V#)."""
+"""MUBUF instructions: loads, stores, loads to LDS and atomics through a buffer descriptor.
+
+The descriptor (four SGPRs) has a 48-bit base, a stride, a number of records and flags. Accesses outside of the records
+are no error: loads give 0, stores are dropped, each dword by itself. What is inside must lie in a registered buffer as
+well, since compilers often set the number of records to its maximum. Source: ISA guide, "Vector memory buffer
+instructions", "Range checking".
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from . import access
-from .atomics import global_operation, perform
+from . import atomics
+from .access import (
+    LOADS,
+    STORES,
+    TO_LDS,
+    Transfer,
+    extend,
+    global_place,
+    load,
+    read_words,
+    register_of,
+    store,
+    tell_vmem,
+    write_direct_to_lds,
+    write_loaded,
+    write_words,
+)
 from .code_object import Descriptor
 from .decode import Instruction
 from .errors import UnknownInstruction
-from .flat_memory import _write, move_to_lds, operands_of
 from .operands import scalar
-from .state import AGPR, LANES, Batch, Selection
+from .state import Batch, Selection
 
 if TYPE_CHECKING:
     from .translate import Handler
 
-u32, i64 = np.uint32, np.int64
-_NO_EFFECT = frozenset(("buffer_wbl2", "buffer_inv", "buffer_wbinvl1", "buffer_wbinvl1_vol"))
+_NO_EFFECT = frozenset(("buffer_wbl2", "buffer_inv"))
+# In the tables, but only gfx950 has it with a buffer descriptor.
+_ATOMICS = {name: operation for name, operation in atomics.VMEM.items() if name != "pk_add_bf16"}
+_SWIZZLE, _CACHE_SWIZZLE = 1 << 31, 1 << 30
+_ADD_THREAD_ID, _TYPE = 1 << 23, 3 << 30
 
 
-class _Address:
-    """Where a MUBUF instruction goes, and which of its lanes lie inside the resource.
+class _Target(NamedTuple):
+    """The lanes of one buffer access.
 
-    Raw buffers (stride 0) are checked by bytes: offset + size <= num_records - soffset, as the ISA guide's "range
-    checking" has it for gfx9; structured ones (idxen, stride) by index. Swizzled ones are refused.
+    address: int64 [waves, 64]. room: int64 [waves, 64] or broadcasting to it, the bytes from there to the end of the
+    records; 0 or less outside of them. lanes: EXEC, bool [waves, 64].
     """
 
-    def __init__(self, instruction: Instruction):
-        self.resource = instruction.field("srsrc")
-        self.offen, self.idxen = bool(instruction.field("offen")), bool(instruction.field("idxen"))
-        vector = instruction.field("vaddr") - 256
-        self.index_register = vector
-        self.offset_register = vector + 1 if self.idxen else vector
-        self.constant = instruction.field("offset")
-        self.scalar = scalar(instruction.field("soffset"))
-
-    def __call__(self, batch: Batch, waves: Selection) -> _Place:
-        sgpr, resource = batch.sgpr, self.resource
-        high = sgpr[resource + 1][waves]
-        base = sgpr[resource][waves].astype(i64) | (high & u32(0xFFFF)).astype(i64) << 32
-        records = sgpr[resource + 2][waves].astype(i64)[:, None]
-        stride = (high >> u32(16) & u32(0x3FFF)).astype(i64)[:, None]
-        if (high >> u32(31)).any() or (sgpr[resource + 3][waves] >> u32(23) & u32(1)).any():
-            raise UnknownInstruction("swizzled buffer, or one that adds the thread id")
-        active = batch.exec[waves]
-        offset: np.ndarray | int = self.constant
-        if self.offen:
-            offset = batch.vgpr[self.offset_register][waves].astype(i64) + self.constant
-        from_scalar = self.scalar(batch, waves).astype(i64)[:, None]
-        index = None
-        if self.idxen:
-            index = batch.vgpr[self.index_register][waves].astype(i64)
-            offset = offset + index * stride
-        address = base[:, None] + from_scalar + offset
-        if address.shape != active.shape:
-            address = np.ascontiguousarray(np.broadcast_to(address, active.shape))
-        if index is not None and stride.any():
-            return _Place(address, active & (index < records), None)
-        # Bytes left from each lane's address to the end of the resource.
-        return _Place(address, active, records - from_scalar - offset)
-
-
-@dataclass
-class _Place:
-    """Addresses int64 [waves, 64], the lanes that take part, and the bytes left from there in a raw buffer."""
-
     address: np.ndarray
-    active: np.ndarray
-    left: np.ndarray | None
-
-    def inside(self, size: int) -> np.ndarray:
-        """The active lanes whose first `size` bytes lie inside the resource."""
-        return self.active if self.left is None else self.active & (self.left >= size)
+    room: np.ndarray
+    lanes: np.ndarray
 
 
 def translate(instruction: Instruction, descriptor: Descriptor) -> Handler | None:
@@ -83,92 +62,177 @@ def translate(instruction: Instruction, descriptor: Descriptor) -> Handler | Non
     name = instruction.mnemonic
     if name in _NO_EFFECT:
         return None
-    if "_format_" in name:
-        raise UnknownInstruction(f"{name}: formatted buffers are not implemented")
-    address = _Address(instruction)
-    accumulator = AGPR if instruction.field("acc") else 0
-    register = instruction.field("vdata") - 256 + accumulator
-    if "_atomic_" in name:
-        return _atomic(instruction, address, register)
-    width = access.width_of(name)
-    if instruction.field("lds"):
-        return _to_lds(instruction, address, width)
-    if "_store_" in name:
-
-        def store(batch: Batch, waves: Selection) -> None:
-            for piece, at, inside in _pieces(address, batch, waves, width):
-                batch.registry.check(at, inside, piece.size, "write")
-                access.notify_vmem(batch, waves, instruction, at, inside, piece.size, "write")
-                offsets, first = access.global_offsets(at), register + piece.first
-                access.store_from_registers(batch, waves, access.ADDRESS_SPACE, offsets, inside, piece.width, first)
-
-        return store
-
-    def load(batch: Batch, waves: Selection) -> None:
-        found = []
-        for piece, at, inside in _pieces(address, batch, waves, width):
-            batch.registry.check(at, inside, piece.size, "read")
-            access.notify_vmem(batch, waves, instruction, at, inside, piece.size, "read")
-            found.append((piece, access.global_offsets(at), inside))
-        # The addresses are all computed by now, so the destination may be the address register.
-        for piece, at, inside in found:
-            first = register + piece.first
-            access.load_to_registers(batch, waves, access.ADDRESS_SPACE, at, inside, piece.width, first, default=0)
-
-    return load
+    _, action, what = name.split("_", 2)
+    if action == "load" and instruction.field("lds"):
+        if what in TO_LDS:
+            return _load_to_lds(instruction, TO_LDS[what])
+    elif action == "load" and what in LOADS:
+        return _load(instruction, LOADS[what])
+    elif action == "store" and what in STORES:
+        return _store(instruction, STORES[what])
+    elif action == "atomic" and what in _ATOMICS:
+        return _atomic(instruction, _ATOMICS[what])
+    raise UnknownInstruction(
+        f"{name} is not implemented{', with LDS as destination' if instruction.field('lds') else ''}"
+    )
 
 
-class _Piece:
-    """A part of an access that is range-checked by itself: the whole, or one dword of it."""
+class _Addressing:
+    """The address part of an instruction: base + SOFFSET + offset + VGPR offset + stride * VGPR index."""
 
-    def __init__(self, width: access.Width, first: int):
-        self.width, self.first, self.size = width, first, width.size
+    def __init__(self, instruction: Instruction):
+        register = register_of(instruction, "vaddr", accumulator=False)
+        self.descriptor = instruction.field("srsrc")
+        self.scalar_offset = scalar(instruction.field("soffset"))
+        self.offset = instruction.field("offset")
+        self.index_register = register if instruction.field("idxen") else None
+        self.offset_register = None
+        if instruction.field("offen"):
+            self.offset_register = register + (self.index_register is not None)
+
+    def target(self, batch: Batch, waves: Selection) -> _Target | None:
+        """Where the lanes go, or None if no lane is active.
+
+        The range check of a raw buffer is on SOFFSET + offset + VGPR offset, which do not wrap at 2**32; that of a
+        structured one (a stride, and an index in the instruction) on the index alone.
+
+        Raises:
+            UnknownInstruction: the descriptor asks for swizzling or thread ids, or is none.
+        """
+        lanes = batch.exec[waves]
+        if not lanes.any():
+            return None
+        low, high, records, flags = (batch.sgpr[self.descriptor + i][waves] for i in range(4))
+        self._check_descriptor(high, flags, lanes)
+        base = np.left_shift(high & np.uint32(0xFFFF), 32, dtype=np.int64) + low
+        offset = (self.scalar_offset(batch, waves).astype(np.int64) + self.offset)[:, None]
+        if self.offset_register is not None:
+            offset = offset + batch.vgpr[self.offset_register][waves]
+        room = records.astype(np.int64)[:, None] - offset
+        if self.index_register is not None:
+            stride = (high >> np.uint32(16) & np.uint32(0x3FFF)).astype(np.int64)[:, None]
+            index = batch.vgpr[self.index_register][waves]
+            room = np.where(stride == 0, room, np.where(index < records[:, None], np.int64(1 << 32), np.int64(0)))
+            offset = offset + stride * index
+        return _Target(np.broadcast_to(base[:, None] + offset, lanes.shape), room, lanes)
+
+    @staticmethod
+    def _check_descriptor(high: np.ndarray, flags: np.ndarray, lanes: np.ndarray) -> None:
+        unusual = (high & np.uint32(_SWIZZLE)) | (flags & np.uint32(_ADD_THREAD_ID | _TYPE))
+        if unusual.any():
+            wave = np.flatnonzero((unusual != 0) & lanes.any(1))
+            if wave.size:
+                raise UnknownInstruction(
+                    f"buffer descriptor with words 1 and 3 {int(high[wave[0]]):#x}, {int(flags[wave[0]]):#x}: "
+                    "swizzling, thread ids and other types are not implemented"
+                )
 
 
-def _pieces(address: _Address, batch: Batch, waves: Selection, width: access.Width):
-    """The whole access; or dword by dword, as the hardware checks them, where a lane crosses the resource's end."""
-    place = address(batch, waves)
-    inside = place.inside(width.size)
-    if width.words > 1 and inside is not place.active and not np.array_equal(inside, place.inside(4)):
-        for j in range(width.words):
-            yield _Piece(access.Width(4, 1), j), place.address + 4 * j, place.inside(4 * (j + 1))
-        return
-    yield _Piece(width, 0), place.address, inside
+def _read_lanes(batch: Batch, address: np.ndarray, lanes: np.ndarray, size: int) -> list[np.ndarray]:
+    """Load in `lanes`; the others get 0. uint32 [waves, 64] words."""
+    if not lanes.any():
+        return [np.zeros(lanes.shape, np.uint32) for _ in range(max(1, size // 4))]
+    every = bool(lanes.all())
+    words = load(global_place(batch, address, lanes, every, size, "read"), size)
+    return words if every else [word * lanes for word in words]
 
 
-def _to_lds(instruction: Instruction, address: _Address, width: access.Width) -> Handler:
-    if width.unit != 4 or width.words != 1:
-        raise UnknownInstruction(f"{instruction.mnemonic} to LDS; implemented: buffer_load_dword")
-    constant = instruction.field("offset")
-
-    def load(batch: Batch, waves: Selection) -> None:
-        active = batch.exec[waves]
-        place = address(batch, waves)
-        at, inside = place.address, place.inside(4)
-        batch.registry.check(at, inside, 4, "read")
-        access.notify_vmem(batch, waves, instruction, at, inside, 4, "read")
-        value = np.zeros((active.shape[0], LANES), u32)
-        if inside.any():
-            offsets = access.safe_offsets(access.global_offsets(at), inside)
-            value = np.where(inside, access.ADDRESS_SPACE.load_words(offsets, 1)[0], u32(0))
-        move_to_lds(batch, waves, instruction, [value], active, constant, 1)
-
-    return load
+def _write_lanes(batch: Batch, address: np.ndarray, lanes: np.ndarray, size: int, words: list[np.ndarray]) -> None:
+    if lanes.any():
+        store(global_place(batch, address, lanes, bool(lanes.all()), size, "write"), size, words)
 
 
-def _atomic(instruction: Instruction, address: _Address, register: int) -> Handler:
-    operation, words, two = global_operation(instruction.mnemonic.split("_atomic_")[1])
-    returns = bool(instruction.field("sc0"))
+def _parts(target: _Target, size: int) -> tuple[np.ndarray, list[tuple[int, np.ndarray, int]]]:
+    """What of an access lies inside of the records.
+
+    Returns: the lanes of which the first dword does, and steps (byte offset, lanes, size) that cover all of it: one, or
+    one for each dword if the end of the records cuts through a lane.
+    """
+    whole = target.lanes & (target.room >= size)
+    first = whole if size <= 4 else target.lanes & (target.room >= 4)
+    if size <= 4 or (whole == first).all():
+        return first, [(0, whole, size)]
+    return first, [(at, target.lanes & (target.room >= at + 4), 4) for at in range(0, size, 4)]
+
+
+def _load_words(
+    batch: Batch, waves: Selection, instruction: Instruction, target: _Target, size: int
+) -> list[np.ndarray]:
+    """The words of a load, uint32 [waves, 64]; 0 outside of the records."""
+    reported, parts = _parts(target, size)
+    words: list[np.ndarray] = []
+    for at, lanes, step in parts:
+        words += _read_lanes(batch, target.address + at if at else target.address, lanes, step)
+    if reported.any():
+        tell_vmem(batch, waves, instruction, target.address, reported, size, "read")
+    return words
+
+
+def _load(instruction: Instruction, transfer: Transfer) -> Handler:
+    addressing, register, size = _Addressing(instruction), register_of(instruction, "vdata"), transfer.size
+
+    def read(batch: Batch, waves: Selection) -> None:
+        target = addressing.target(batch, waves)
+        if target is None:
+            return
+        words = _load_words(batch, waves, instruction, target, size)
+        lanes = None if target.lanes.all() else target.lanes
+        write_loaded(batch, waves, register, words, transfer, lanes)
+
+    return read
+
+
+def _load_to_lds(instruction: Instruction, transfer: Transfer) -> Handler:
+    addressing, offset = _Addressing(instruction), instruction.field("offset")
+
+    def read_to_lds(batch: Batch, waves: Selection) -> None:
+        target = addressing.target(batch, waves)
+        if target is None:
+            return
+        word = extend(_load_words(batch, waves, instruction, target, transfer.size)[0], transfer)
+        lanes = target.lanes
+        write_direct_to_lds(batch, waves, instruction, word, offset, lanes, bool(lanes.all()))
+
+    return read_to_lds
+
+
+def _store(instruction: Instruction, transfer: Transfer) -> Handler:
+    addressing, register, size = _Addressing(instruction), register_of(instruction, "vdata"), transfer.size
+
+    def write(batch: Batch, waves: Selection) -> None:
+        target = addressing.target(batch, waves)
+        if target is None:
+            return
+        words = read_words(batch, waves, register, transfer)
+        reported, parts = _parts(target, size)
+        for at, lanes, step in parts:
+            part = words if step == size else words[at // 4 : at // 4 + 1]
+            _write_lanes(batch, target.address + at, lanes, step, part)
+        if reported.any():
+            tell_vmem(batch, waves, instruction, target.address, reported, size, "write")
+
+    return write
+
+
+def _atomic(instruction: Instruction, operation: atomics.Operation) -> Handler:
+    """SC0 asks for the old value, which is 0 outside of the records. An atomic is inside as a whole or not at all."""
+    addressing, register = _Addressing(instruction), register_of(instruction, "vdata")
+    size, returns, transfer = operation.size, bool(instruction.field("sc0")), Transfer(operation.size)
+    sources = [register + i * operation.words for i in range(operation.operands)]
 
     def atomic(batch: Batch, waves: Selection) -> None:
-        place = address(batch, waves)
-        at, inside = place.address, place.inside(4 * words)
-        batch.registry.check(at, inside, 4 * words, "atomic")
-        access.notify_vmem(batch, waves, instruction, at, inside, 4 * words, "atomic")
-        first = operands_of(batch, waves, register, words)
-        second = operands_of(batch, waves, register + words, words) if two else None
-        before = perform(access.ADDRESS_SPACE, access.global_offsets(at), inside, operation, first, second)
+        target = addressing.target(batch, waves)
+        if target is None:
+            return
+        lanes = target.lanes & (target.room >= size)
+        if lanes.any():
+            place = global_place(batch, target.address, lanes, bool(lanes.all()), size, "atomic")
+            data = [read_words(batch, waves, source, transfer) for source in sources]
+            old = atomics.run(place, operation, data, returns)
+            tell_vmem(batch, waves, instruction, target.address, lanes, size, "atomic")
+        else:
+            old = [np.zeros(lanes.shape, np.uint32) for _ in range(operation.words)]
         if returns:
-            _write(batch, waves, register, before, batch.exec[waves])
+            write_words(batch, waves, register, old, target.lanes)
 
     return atomic

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import ctypes
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -65,6 +66,8 @@ class BufferRegistry:
     def __init__(self) -> None:
         self._buffers: list[Buffer] = []
         self._starts: list[int] = []
+        # Element i: the largest end of the buffers 0..i, or None if it has to be made again.
+        self._reach: list[int] | None = None
         self._keep_alive: list[Any] = []
 
     def __iter__(self) -> Iterator[Buffer]:
@@ -84,12 +87,14 @@ class BufferRegistry:
         at = bisect.bisect_left(self._starts, start)
         self._starts.insert(at, start)
         self._buffers.insert(at, buffer)
+        self._reach = None
         return buffer
 
     def remove_range(self, start: int) -> None:
         """Forget the buffers that begin at `start`, so that a use after free is found."""
         self._buffers = [b for b in self._buffers if b.start != start]
         self._starts = [b.start for b in self._buffers]
+        self._reach = None
 
     @contextmanager
     def temporarily(self, other: list[tuple[int, int, str]]):
@@ -101,6 +106,7 @@ class BufferRegistry:
             yield self
         finally:
             self._buffers, self._starts = before
+            self._reach = None
 
     def holding(self, address: int) -> list[Buffer]:
         """The buffers that hold the byte at `address` (views of one storage may overlap)."""
@@ -125,16 +131,22 @@ class BufferRegistry:
             address: int64 [waves, 64], bytes. active: bool, same shape.
             what: "read", "write" or "atomic", for the message.
         """
-        inside = address if active.all() else address[active]
-        if inside.size == 0:
+        # An access lies in one buffer if a buffer that begins at or before it ends at or after its end.
+        reach = self._reach
+        if reach is None:
+            reach = self._reach = list(itertools.accumulate((b.end for b in self._buffers), max))
+        low, high = int(address.min()), int(address.max()) + size
+        last = bisect.bisect_right(self._starts, low) - 1
+        if last >= 0 and high <= reach[last]:
             return
-        low, high = int(inside.min()), int(inside.max()) + size
-        if any(high <= b.end for b in self.holding(low)):
-            return
-        for wave, lane in np.argwhere(active):
+        # More than one buffer, or something that is out of range (perhaps only of lanes that take no part).
+        inside = address[active]
+        before = np.searchsorted(self._starts, inside, side="right") - 1
+        ends = np.array(reach or [0], np.int64)[before]
+        outside = np.flatnonzero((before < 0) | (inside > ends - size))
+        if outside.size:
+            wave, lane = np.argwhere(active)[outside[0]]
             one = int(address[wave, lane])
-            if not any(one + size <= b.end for b in self.holding(one)):
-                raise OutOfRange(
-                    f"{size}-byte {what} at {one:#x} by lane {lane} (row {wave} of the waves in step): "
-                    f"{self.nearest(one)}"
-                )
+            raise OutOfRange(
+                f"{size}-byte {what} at {one:#x} by lane {lane} (row {wave} of the waves in step): {self.nearest(one)}"
+            )

@@ -1,4 +1,4 @@
-"""FLAT, GLOBAL and SCRATCH: loads, stores, loads to LDS, and atomics."""
+"""FLAT, GLOBAL and SCRATCH instructions: loads, stores, loads to LDS and atomics."""
 
 from __future__ import annotations
 
@@ -7,183 +7,211 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from . import access
-from .atomics import global_operation, perform
+from . import atomics
+from .access import (
+    LOADS,
+    STORES,
+    TO_LDS,
+    Place,
+    Transfer,
+    active_lanes,
+    extend,
+    global_place,
+    load,
+    read_words,
+    register_of,
+    store,
+    tell_vmem,
+    write_direct_to_lds,
+    write_loaded,
+    write_words,
+)
 from .code_object import Descriptor
 from .decode import Instruction
 from .errors import OutOfRange, UnknownInstruction
-from .state import AGPR, LANES, Batch, Selection
+from .state import LANE, LANES, M0, Batch, Selection
 
 if TYPE_CHECKING:
     from .translate import Handler
 
-i64 = np.int64
-_OFF = 127  # saddr: no scalar address
-_NO_REGISTER = 124
-Address = Callable[[Batch, Selection], np.ndarray]
+_Address = Callable[[Batch, Selection], np.ndarray]
+_Locate = Callable[[Batch, Selection, np.ndarray, np.ndarray, bool, int, str], Place]
+
+_NO_SGPR = 0x7F
+_LAST_PAIR = 106  # VCC: M0 and what follows it cannot hold a 64-bit address
 
 
-def translate(instruction: Instruction, descriptor: Descriptor) -> Handler:
+class _Segment:
+    """Global (also for FLAT) or scratch memory: how an address is made, checked and named to the observers."""
+
+    def __init__(self, address: _Address, locate: _Locate, prefix: str = ""):
+        self.address, self.locate, self.prefix = address, locate, prefix
+
+
+def translate(instruction: Instruction, descriptor: Descriptor) -> Handler | None:
     """FLAT, GLOBAL and SCRATCH instructions."""
-    name = instruction.mnemonic
+    family, action, what = instruction.mnemonic.split("_", 2)
     if instruction.encoding == "SCRATCH":
-        return _scratch(instruction, descriptor)
-    address = _address(instruction)
-    if "_atomic_" in name:
-        return _atomic(instruction, address)
-    if "_load_lds_" in name:
-        return _to_lds(instruction, address)
-    width = access.width_of(name)
-    accumulator = AGPR if instruction.field("acc") else 0
-    if "_store_" in name:
-        register = instruction.field("data") - 256 + accumulator
-
-        def store(batch: Batch, waves: Selection) -> None:
-            active = batch.exec[waves]
-            at = address(batch, waves)
-            batch.registry.check(at, active, width.size, "write")
-            access.notify_vmem(batch, waves, instruction, at, active, width.size, "write")
-            offsets = access.global_offsets(at)
-            access.store_from_registers(batch, waves, access.ADDRESS_SPACE, offsets, active, width, register)
-
-        return store
-    target = instruction.field("vdst") - 256 + accumulator
-
-    def load(batch: Batch, waves: Selection) -> None:
-        active = batch.exec[waves]
-        at = address(batch, waves)
-        batch.registry.check(at, active, width.size, "read")
-        access.notify_vmem(batch, waves, instruction, at, active, width.size, "read")
-        offsets = access.global_offsets(at)
-        access.load_to_registers(batch, waves, access.ADDRESS_SPACE, offsets, active, width, target)
-
-    return load
+        segment = _Segment(_scratch_address(instruction), _scratch_place(descriptor.scratch), "scratch_")
+    elif instruction.encoding == "GLOBAL":
+        segment = _Segment(_global_address(instruction), _global_place)
+    else:
+        segment = _Segment(_flat_address(instruction), _flat_place)
+    if action == "load" and what in LOADS:
+        return _load(instruction, segment, LOADS[what])
+    if action == "load" and what.startswith("lds_") and what[4:] in TO_LDS:
+        return _load_to_lds(instruction, segment, TO_LDS[what[4:]])
+    if action == "store" and what in STORES:
+        return _store(instruction, segment, STORES[what])
+    if action == "atomic" and what in atomics.VMEM and family != "scratch":
+        return _atomic(instruction, segment, atomics.VMEM[what])
+    raise UnknownInstruction(f"{instruction.mnemonic} is not implemented")
 
 
-def _address(instruction: Instruction) -> Address:
-    """Byte address per lane: a 64-bit VGPR pair, or a 64-bit SGPR pair plus a 32-bit VGPR; and the offset."""
-    vector, scalar = instruction.field("addr") - 256, instruction.field("saddr")
-    flat = instruction.encoding == "FLAT"
-    constant = instruction.field("offset") if flat else instruction.signed("offset", 13)
-    if flat or scalar in (_OFF, _NO_REGISTER):
-
-        def pair(batch: Batch, waves: Selection) -> np.ndarray:
-            high = batch.vgpr[vector + 1][waves].astype(i64) << 32
-            return (high | batch.vgpr[vector][waves]) + constant
-
-        return pair
-
-    def scalar_and_vector(batch: Batch, waves: Selection) -> np.ndarray:
-        base = batch.sgpr[scalar][waves].astype(i64) | batch.sgpr[scalar + 1][waves].astype(i64) << 32
-        return (base + constant)[:, None] + batch.vgpr[vector][waves]
-
-    return scalar_and_vector
+def _vgpr_pair(batch: Batch, waves: Selection, register: int) -> np.ndarray:
+    """Two registers as int64 [waves, 64]."""
+    high = batch.vgpr[register + 1][waves]
+    return np.left_shift(high, 32, dtype=np.int64) + batch.vgpr[register][waves]
 
 
-def lds_target(batch: Batch, waves: Selection, constant: int, active: np.ndarray, size: int) -> np.ndarray:
-    """Where a load to LDS goes: M0[15:0] + the instruction's offset + size * lane, bytes in the work-group's LDS."""
-    base = (batch.sgpr[_NO_REGISTER][waves] & np.uint32(0xFFFF)).astype(i64)[:, None] + constant
-    at = np.ascontiguousarray(np.broadcast_to(base + np.arange(LANES) * size, active.shape))
-    wrong = active & (at + size > batch.lds_bytes)
-    if wrong.any():
-        wave, lane = np.argwhere(wrong)[0]
-        raise OutOfRange(f"{size}-byte LDS write at byte {at[wave, lane]} by lane {lane}; LDS has {batch.lds_bytes}")
-    return at
+def _flat_address(instruction: Instruction) -> _Address:
+    register, offset = register_of(instruction, "addr", accumulator=False), instruction.field("offset") & 0xFFF
+    return lambda batch, waves: _vgpr_pair(batch, waves, register) + offset
 
 
-def move_to_lds(batch: Batch, waves: Selection, instruction, values, active, constant: int, words: int) -> None:
-    at = lds_target(batch, waves, constant, active, 4 * words)
-    access.notify_lds(batch, waves, instruction, at, active, 4 * words, "write")
-    if active.any():
-        access.lds_memory(batch).store_words(at + batch.lds_start[waves], active, values)
+def _address_sgpr(instruction: Instruction, last: int) -> int | None:
+    """The SGPR of the address, at most `last`, or None if the instruction has none."""
+    code = instruction.field("saddr")
+    if code == _NO_SGPR:
+        return None
+    if code > last:
+        raise UnknownInstruction(f"SADDR {code}: an SGPR, or {_NO_SGPR} for none, is expected")
+    return code
 
 
-def _to_lds(instruction: Instruction, address: Address) -> Handler:
-    width = access.width_of(instruction.mnemonic)
-    if width.unit != 4 or width.words != 1:
-        raise UnknownInstruction(f"{instruction.mnemonic} is not implemented (gfx942 compilers use the dword form)")
-    constant = instruction.signed("offset", 13)
+def _global_address(instruction: Instruction) -> _Address:
+    register, sgpr = register_of(instruction, "addr", accumulator=False), _address_sgpr(instruction, _LAST_PAIR)
+    offset = instruction.signed("offset", 13)
+    if sgpr is None:
+        return lambda batch, waves: _vgpr_pair(batch, waves, register) + offset
 
-    def load(batch: Batch, waves: Selection) -> None:
-        active = batch.exec[waves]
-        if not active.any():
+    def with_base(batch: Batch, waves: Selection) -> np.ndarray:
+        base = np.left_shift(batch.sgpr[sgpr + 1][waves], 32, dtype=np.int64) + batch.sgpr[sgpr][waves] + offset
+        return base[:, None] + batch.vgpr[register][waves]
+
+    return with_base
+
+
+def _scratch_address(instruction: Instruction) -> _Address:
+    """Bytes from the start of the lane's private array: SADDR + VADDR + offset, each of which may be missing."""
+    register, sgpr = register_of(instruction, "addr", accumulator=False), _address_sgpr(instruction, M0)
+    offset, has_register = instruction.signed("offset", 13), instruction.field("sve")
+
+    def address(batch: Batch, waves: Selection) -> np.ndarray:
+        total = np.full(batch.exec[waves].shape, offset, np.int64)
+        if sgpr is not None:
+            total += batch.sgpr[sgpr][waves].astype(np.int64)[:, None]
+        if has_register:
+            total += batch.vgpr[register][waves]
+        return total
+
+    return address
+
+
+def _global_place(batch, waves, address, lanes, every, size, kind) -> Place:
+    return global_place(batch, address, lanes, every, size, kind)
+
+
+def _flat_place(batch, waves, address, lanes, every, size, kind) -> Place:
+    try:
+        return global_place(batch, address, lanes, every, size, kind)
+    except OutOfRange as error:
+        raise OutOfRange(f"{error.message} (FLAT: the apertures of LDS and scratch are not modelled)") from None
+
+
+def _scratch_place(limit: int) -> _Locate:
+    def locate(batch, waves, address, lanes, every, size, kind) -> Place:
+        if not every:
+            address = np.where(lanes, address, address.reshape(-1)[lanes.argmax()])
+        if int(address.min()) < 0 or int(address.max()) + size > limit:
+            row, lane = np.argwhere(lanes & ((address < 0) | (address + size > limit)))[0]
+            wave = int(np.arange(batch.waves)[waves][row])
+            raise OutOfRange(
+                f"{size}-byte {kind} at scratch byte {int(address[row, lane])} by lane {lane} of wave "
+                f"{batch.wave_in_group[wave]}, work-group {batch.workgroup_ids[batch.group_of[wave]]}: "
+                f"a lane has {limit} bytes"
+            )
+        stride = batch.scratch.shape[2]
+        first = np.arange(batch.waves)[waves][:, None] * (LANES * stride) + LANE * stride
+        bits = int(np.bitwise_or.reduce(address, axis=None))
+        return Place(batch.scratch.reshape(-1).view, first + address, bits, None if every else lanes)
+
+    return locate
+
+
+def _load(instruction: Instruction, segment: _Segment, transfer: Transfer) -> Handler:
+    register, size, kind = register_of(instruction, "vdst"), transfer.size, segment.prefix + "read"
+
+    def read(batch: Batch, waves: Selection) -> None:
+        active = active_lanes(batch, waves)
+        if active is None:
             return
-        at = address(batch, waves)
-        batch.registry.check(at, active, 4, "read")
-        access.notify_vmem(batch, waves, instruction, at, active, 4, "read")
-        values = access.ADDRESS_SPACE.load_words(access.safe_offsets(access.global_offsets(at), active), 1)
-        move_to_lds(batch, waves, instruction, values, active, constant, 1)
+        address = segment.address(batch, waves)
+        place = segment.locate(batch, waves, address, *active, size, "read")
+        words = load(place, size)
+        tell_vmem(batch, waves, instruction, address, active[0], size, kind)
+        write_loaded(batch, waves, register, words, transfer, place.lanes)
 
-    return load
-
-
-def operands_of(batch: Batch, waves: Selection, register: int, words: int) -> np.ndarray:
-    """One or two VGPRs as uint32 or uint64 [waves, 64]."""
-    low = batch.vgpr[register][waves]
-    if words == 1:
-        return np.array(low)
-    return low.astype(np.uint64) | batch.vgpr[register + 1][waves].astype(np.uint64) << np.uint64(32)
+    return read
 
 
-def _atomic(instruction: Instruction, address: Address) -> Handler:
-    operation, words, two = global_operation(instruction.mnemonic.split("_atomic_")[1])
-    accumulator = AGPR if instruction.field("acc") else 0
-    data, target = instruction.field("data") - 256 + accumulator, instruction.field("vdst") - 256 + accumulator
-    returns = bool(instruction.field("sc0"))
+def _load_to_lds(instruction: Instruction, segment: _Segment, transfer: Transfer) -> Handler:
+    offset, size, kind = instruction.signed("offset", 13), transfer.size, segment.prefix + "read"
+
+    def read_to_lds(batch: Batch, waves: Selection) -> None:
+        active = active_lanes(batch, waves)
+        if active is None:
+            return
+        address = segment.address(batch, waves)
+        place = segment.locate(batch, waves, address, *active, size, "read")
+        word = extend(load(place, size)[0], transfer)
+        tell_vmem(batch, waves, instruction, address, active[0], size, kind)
+        write_direct_to_lds(batch, waves, instruction, word, offset, *active)
+
+    return read_to_lds
+
+
+def _store(instruction: Instruction, segment: _Segment, transfer: Transfer) -> Handler:
+    register, size, kind = register_of(instruction, "data"), transfer.size, segment.prefix + "write"
+
+    def write(batch: Batch, waves: Selection) -> None:
+        active = active_lanes(batch, waves)
+        if active is None:
+            return
+        address = segment.address(batch, waves)
+        place = segment.locate(batch, waves, address, *active, size, "write")
+        store(place, size, read_words(batch, waves, register, transfer))
+        tell_vmem(batch, waves, instruction, address, active[0], size, kind)
+
+    return write
+
+
+def _atomic(instruction: Instruction, segment: _Segment, operation: atomics.Operation) -> Handler:
+    """SC0 asks for the old value."""
+    source, target = register_of(instruction, "data"), register_of(instruction, "vdst")
+    size, returns, transfer = operation.size, bool(instruction.field("sc0")), Transfer(operation.size)
+    sources = [source + i * operation.words for i in range(operation.operands)]
 
     def atomic(batch: Batch, waves: Selection) -> None:
-        active = batch.exec[waves]
-        at = address(batch, waves)
-        batch.registry.check(at, active, 4 * words, "atomic")
-        access.notify_vmem(batch, waves, instruction, at, active, 4 * words, "atomic")
-        first = operands_of(batch, waves, data, words)
-        second = operands_of(batch, waves, data + words, words) if two else None
-        before = perform(access.ADDRESS_SPACE, access.global_offsets(at), active, operation, first, second)
+        active = active_lanes(batch, waves)
+        if active is None:
+            return
+        address = segment.address(batch, waves)
+        place = segment.locate(batch, waves, address, *active, size, "atomic")
+        data = [read_words(batch, waves, register, transfer) for register in sources]
+        old = atomics.run(place, operation, data, returns)
+        tell_vmem(batch, waves, instruction, address, active[0], size, "atomic")
         if returns:
-            _write(batch, waves, target, before, active)
+            write_words(batch, waves, target, old, place.lanes)
 
     return atomic
-
-
-def _write(batch: Batch, waves: Selection, register: int, value: np.ndarray, active: np.ndarray) -> None:
-    if value.dtype == np.uint64:
-        batch.write_vgpr(waves, register + 1, (value >> np.uint64(32)).astype(np.uint32), active)
-        value = (value & np.uint64(0xFFFFFFFF)).astype(np.uint32)
-    batch.write_vgpr(waves, register, value, active)
-
-
-def _scratch(instruction: Instruction, descriptor: Descriptor) -> Handler:
-    """Each lane has an array of its own; addresses are bytes from its start."""
-    name = instruction.mnemonic
-    if "_lds_" in name:
-        raise UnknownInstruction(f"{name} is not implemented")
-    width = access.width_of(name)
-    accumulator = AGPR if instruction.field("acc") else 0
-    vector = instruction.field("addr") - 256 if instruction.field("sve") else None
-    scalar = instruction.field("saddr") if instruction.field("saddr") not in (_OFF, _NO_REGISTER) else None
-    constant, size = instruction.signed("offset", 13), descriptor.scratch
-    is_store = "_store_" in name
-    register = instruction.field("data" if is_store else "vdst") - 256 + accumulator
-    kind = "scratch_write" if is_store else "scratch_read"
-
-    def run(batch: Batch, waves: Selection) -> None:
-        active = batch.exec[waves]
-        at = np.full(active.shape, constant, i64)
-        if vector is not None:
-            at += batch.vgpr[vector][waves]
-        if scalar is not None:
-            at += batch.sgpr[scalar][waves].astype(i64)[:, None]
-        wrong = active & ((at < 0) | (at + width.size > size))
-        if wrong.any():
-            wave, lane = np.argwhere(wrong)[0]
-            raise OutOfRange(f"{width.size}-byte scratch access at byte {at[wave, lane]} by lane {lane}; it has {size}")
-        access.notify_vmem(batch, waves, instruction, at, active, width.size, kind)
-        row = np.arange(batch.waves)[waves][:, None] * LANES + np.arange(LANES)
-        offsets = at + row * batch.scratch.shape[2]
-        memory = access.scratch_memory(batch)
-        if is_store:
-            access.store_from_registers(batch, waves, memory, offsets, active, width, register)
-        else:
-            access.load_to_registers(batch, waves, memory, offsets, active, width, register)
-
-    return run

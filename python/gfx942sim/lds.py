@@ -1,28 +1,79 @@
-"""DS: reads, writes, atomics on LDS, and the lane exchanges that use its crossbar (lds_lanes.py)."""
+"""DS instructions: reads, writes and atomics of LDS. Those that only move data between lanes are in lds_lanes."""
 
 from __future__ import annotations
 
-import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from . import access, lds_lanes
-from .atomics import FLOAT, INTEGER, perform
+from . import atomics, lds_lanes
+from .access import (
+    Place,
+    Transfer,
+    active_lanes,
+    lds_place,
+    load,
+    read_words,
+    register_of,
+    store,
+    tell_lds,
+    write_loaded,
+    write_words,
+)
 from .code_object import Descriptor
 from .decode import Instruction
-from .errors import OutOfRange, UnknownInstruction
-from .flat_memory import _write, operands_of
-from .state import AGPR, LANES, M0, Batch, Selection
+from .errors import UnknownInstruction
+from .state import LANE, M0, Batch, Selection
 
 if TYPE_CHECKING:
     from .translate import Handler
 
-i64 = np.int64
-_ACCESS = re.compile(r"ds_(read|write)(2?)(st64)?_(u8|i8|u16|i16|b8|b16|b32|b64|b96|b128)(_d16)?(_hi)?")
-_ADDTID = re.compile(r"ds_(read|write)_addtid_b32")
-_ATOMIC = re.compile(r"ds_(pk_add|\w+?)(2?)(st64)?(_rtn)?_(u32|i32|b32|f32|u64|i64|b64|f64|f16|bf16)")
-_NAMES = {"wrxchg": "swap", "cmpst": "cmpst"}
+_Address = Callable[[Batch, Selection], np.ndarray]
+
+_READS = {
+    "ds_read_u8": Transfer(1),
+    "ds_read_i8": Transfer(1, signed=True),
+    "ds_read_u16": Transfer(2),
+    "ds_read_i16": Transfer(2, signed=True),
+    "ds_read_b32": Transfer(4),
+    "ds_read_b64": Transfer(8),
+    "ds_read_b96": Transfer(12),
+    "ds_read_b128": Transfer(16),
+    "ds_read_u8_d16": Transfer(1, half="low"),
+    "ds_read_u8_d16_hi": Transfer(1, half="high"),
+    "ds_read_i8_d16": Transfer(1, signed=True, half="low"),
+    "ds_read_i8_d16_hi": Transfer(1, signed=True, half="high"),
+    "ds_read_u16_d16": Transfer(2, half="low"),
+    "ds_read_u16_d16_hi": Transfer(2, half="high"),
+    "ds_read_addtid_b32": Transfer(4),
+}
+_WRITES = {
+    "ds_write_b8": Transfer(1),
+    "ds_write_b16": Transfer(2),
+    "ds_write_b32": Transfer(4),
+    "ds_write_b64": Transfer(8),
+    "ds_write_b96": Transfer(12),
+    "ds_write_b128": Transfer(16),
+    "ds_write_b8_d16_hi": Transfer(1, half="high"),
+    "ds_write_b16_d16_hi": Transfer(2, half="high"),
+    "ds_write_addtid_b32": Transfer(4),
+}
+# Two accesses: (bytes of each, bytes that the 8-bit offsets count).
+_READ_PAIRS = {
+    "ds_read2_b32": (4, 4),
+    "ds_read2st64_b32": (4, 256),
+    "ds_read2_b64": (8, 8),
+    "ds_read2st64_b64": (8, 512),
+}
+_WRITE_PAIRS = {name.replace("read", "write"): sizes for name, sizes in _READ_PAIRS.items()}
+_EXCHANGE_PAIRS = {
+    "ds_wrxchg2_rtn_b32": (4, 4),
+    "ds_wrxchg2st64_rtn_b32": (4, 256),
+    "ds_wrxchg2_rtn_b64": (8, 8),
+    "ds_wrxchg2st64_rtn_b64": (8, 512),
+}
+_WAVE_COUNTERS = {"ds_append": np.add, "ds_consume": np.subtract}
 
 
 def translate(instruction: Instruction, descriptor: Descriptor) -> Handler | None:
@@ -31,140 +82,191 @@ def translate(instruction: Instruction, descriptor: Descriptor) -> Handler | Non
     if name == "ds_nop":
         return None
     if instruction.field("gds"):
-        raise UnknownInstruction(f"{name}: global data share is not implemented")
-    if name in lds_lanes.NAMES:
-        return lds_lanes.translate(instruction)
-    if match := _ADDTID.fullmatch(name):
-        return _by_thread(instruction, match[1] == "write")
-    if match := _ACCESS.fullmatch(name):
-        return _access(instruction, match)
-    if match := _ATOMIC.fullmatch(name):
-        return _atomic(instruction, match)
+        raise UnknownInstruction("gfx942 has no GDS")
+    if name in lds_lanes.TABLE:
+        return lds_lanes.TABLE[name](instruction)
+    if name in _READS:
+        return _read(instruction, _READS[name])
+    if name in _WRITES:
+        return _write(instruction, _WRITES[name])
+    if name in _READ_PAIRS:
+        return _read_pair(instruction, *_READ_PAIRS[name])
+    if name in _WRITE_PAIRS:
+        return _write_pair(instruction, *_WRITE_PAIRS[name])
+    if name in _EXCHANGE_PAIRS:
+        return _exchange_pair(instruction, *_EXCHANGE_PAIRS[name])
+    if name in atomics.LDS:
+        return _atomic(instruction, *atomics.LDS[name])
+    if name in _WAVE_COUNTERS:
+        return _wave_counter(instruction, _WAVE_COUNTERS[name])
     raise UnknownInstruction(f"{name} is not implemented")
 
 
-def offset_of(instruction: Instruction) -> int:
+def _address(instruction: Instruction, offset: int) -> _Address:
+    """The byte address, uint32 [waves, 64]. It wraps at 2**32, so a negative base with an offset works."""
+    if instruction.mnemonic.endswith("_addtid_b32"):
+        lanes = LANE.astype(np.uint32) * np.uint32(4) + np.uint32(offset)
+        return lambda batch, waves: (batch.sgpr[M0][waves] & np.uint32(0xFFFF))[:, None] + lanes
+    register = register_of(instruction, "addr", accumulator=False)
+    if offset == 0:
+        return lambda batch, waves: batch.vgpr[register][waves]
+    added = np.uint32(offset)
+    return lambda batch, waves: batch.vgpr[register][waves] + added
+
+
+def _whole_offset(instruction: Instruction) -> int:
     return instruction.field("offset0") | instruction.field("offset1") << 8
 
 
-def check(batch: Batch, waves: Selection, at: np.ndarray, active: np.ndarray, size: int, kind: str) -> None:
-    """Raise OutOfRange for an active access past the end. (The hardware gives 0: here it is a fault on purpose.)"""
-    if not active.any():
-        return
-    highest = at.max() if active.all() else at[active].max()
-    if highest + size <= batch.lds_bytes:
-        return
-    row, lane = np.argwhere(active & (at + size > batch.lds_bytes))[0]
-    wave = int(np.arange(batch.waves)[waves][row])
-    raise OutOfRange(
-        f"{size}-byte LDS {kind} at byte {at[row, lane]} by lane {lane} of wave {batch.wave_in_group[wave]} of "
-        f"work-group {batch.workgroup_ids[batch.group_of[wave]]}, which has {batch.lds_bytes} bytes"
-    )
+def _pair_addresses(instruction: Instruction, unit: int) -> tuple[_Address, _Address]:
+    first, second = (_address(instruction, instruction.field(f"offset{i}") * unit) for i in range(2))
+    return first, second
 
 
-def _access(instruction: Instruction, match: re.Match) -> Handler:
-    direction, twice, far, kind, d16, high = match.groups()
-    bits = int(kind[1:])
-    half = "high" if high else "low" if d16 else None
-    width = access.Width(min(4, bits // 8), max(1, bits // 32), kind[0] == "i", half)
-    accumulator = AGPR if instruction.field("acc") else 0
-    is_write = direction == "write"
-    registers = [instruction.field("data0") - 256 + accumulator, instruction.field("data1") - 256 + accumulator]
-    if not is_write:
-        first = instruction.field("vdst") - 256 + accumulator
-        registers = [first, first + width.words]
-    if twice:
-        scale = width.size * (64 if far else 1)
-        offsets = [instruction.field("offset0") * scale, instruction.field("offset1") * scale]
-    else:
-        offsets, registers = [offset_of(instruction)], registers[:1]
-    address_register = instruction.field("addr") - 256
-    word = direction
+def _read(instruction: Instruction, transfer: Transfer) -> Handler:
+    address_of, size = _address(instruction, _whole_offset(instruction)), transfer.size
+    register = register_of(instruction, "vdst")
 
-    def run(batch: Batch, waves: Selection) -> None:
-        active = batch.exec[waves]
-        if not active.any():
+    def read(batch: Batch, waves: Selection) -> None:
+        active = active_lanes(batch, waves)
+        if active is None:
             return
-        base = batch.vgpr[address_register][waves].astype(i64)
-        memory, start = access.lds_memory(batch), batch.lds_start[waves]
-        found = []
-        for offset, register in zip(offsets, registers, strict=True):
-            at = base + offset
-            check(batch, waves, at, active, width.size, word)
-            access.notify_lds(batch, waves, instruction, at, active, width.size, word)
-            if is_write:
-                access.store_from_registers(batch, waves, memory, at + start, active, width, register)
-            else:
-                safe = access.safe_offsets(at + start, active)
-                values = (
-                    memory.load_words(safe, width.words) if width.unit == 4 else [memory.load_small(safe, width.unit)]
-                )
-                found += [(register + j, access.extend(v, width)) for j, v in enumerate(values)]
-        for register, value in found:
-            batch.write_vgpr(waves, register, access.merge(value, batch.vgpr[register][waves], width), active)
+        address = address_of(batch, waves)
+        place = lds_place(batch, waves, address, *active, size, "read")
+        words = load(place, size)
+        tell_lds(batch, waves, instruction, address, active[0], size, "read")
+        write_loaded(batch, waves, register, words, transfer, place.lanes)
 
-    return run
+    return read
 
 
-def _by_thread(instruction: Instruction, is_write: bool) -> Handler:
-    """Address M0[15:0] + offset + 4 * lane."""
-    accumulator = AGPR if instruction.field("acc") else 0
-    register = instruction.field("data0" if is_write else "vdst") - 256 + accumulator
-    constant, width = offset_of(instruction), access.Width(4, 1)
-    kind = "write" if is_write else "read"
+def _write(instruction: Instruction, transfer: Transfer) -> Handler:
+    address_of, size = _address(instruction, _whole_offset(instruction)), transfer.size
+    register = register_of(instruction, "data0")
 
-    def run(batch: Batch, waves: Selection) -> None:
-        active = batch.exec[waves]
-        base = (batch.sgpr[M0][waves] & np.uint32(0xFFFF)).astype(i64)[:, None] + constant
-        at = np.ascontiguousarray(np.broadcast_to(base + 4 * np.arange(LANES), active.shape))
-        check(batch, waves, at, active, 4, kind)
-        access.notify_lds(batch, waves, instruction, at, active, 4, kind)
-        move = access.store_from_registers if is_write else access.load_to_registers
-        move(batch, waves, access.lds_memory(batch), at + batch.lds_start[waves], active, width, register)
-
-    return run
-
-
-def _operation(instruction: Instruction, base: str, kind: str):
-    """(function, dwords, has two operands)."""
-    if f"{base}_{kind}" in FLOAT:
-        return (*FLOAT[f"{base}_{kind}"], base == "cmpst")
-    name = _NAMES.get(base, base)
-    if base in ("min", "max"):
-        name = ("s" if kind[0] == "i" else "u") + base
-    if name not in INTEGER or kind[0] == "f":
-        raise UnknownInstruction(f"{instruction.mnemonic} is not implemented")
-    return INTEGER[name], int(kind[1:]) // 32, base in ("cmpst", "mskor")
-
-
-def _atomic(instruction: Instruction, match: re.Match) -> Handler:
-    base, twice, far, returns, kind = match.groups()
-    operation, words, two = _operation(instruction, base, kind)
-    accumulator = AGPR if instruction.field("acc") else 0
-    data = [instruction.field(f"data{i}") - 256 + accumulator for i in range(2)]
-    target, address_register = instruction.field("vdst") - 256 + accumulator, instruction.field("addr") - 256
-    size = 4 * words
-    if twice:
-        scale = size * (64 if far else 1)
-        turns = [(instruction.field(f"offset{i}") * scale, data[i], target + i * words) for i in range(2)]
-    else:
-        turns = [(offset_of(instruction), data[0], target)]
-
-    def run(batch: Batch, waves: Selection) -> None:
-        active = batch.exec[waves]
-        if not active.any():
+    def write(batch: Batch, waves: Selection) -> None:
+        active = active_lanes(batch, waves)
+        if active is None:
             return
-        start, memory = batch.vgpr[address_register][waves].astype(i64), access.lds_memory(batch)
-        found = []
-        for offset, register, to in turns:
-            at = start + offset
-            check(batch, waves, at, active, size, "atomic")
-            access.notify_lds(batch, waves, instruction, at, active, size, "atomic")
-            first = operands_of(batch, waves, register, words)
-            second = operands_of(batch, waves, data[1], words) if two else None
-            found.append((to, perform(memory, at + batch.lds_start[waves], active, operation, first, second)))
+        address = address_of(batch, waves)
+        place = lds_place(batch, waves, address, *active, size, "write")
+        store(place, size, read_words(batch, waves, register, transfer))
+        tell_lds(batch, waves, instruction, address, active[0], size, "write")
+
+    return write
+
+
+def _read_pair(instruction: Instruction, size: int, unit: int) -> Handler:
+    addresses, register = _pair_addresses(instruction, unit), register_of(instruction, "vdst")
+
+    def read2(batch: Batch, waves: Selection) -> None:
+        active = active_lanes(batch, waves)
+        if active is None:
+            return
+        words: list[np.ndarray] = []
+        for address_of in addresses:
+            address = address_of(batch, waves)
+            place = lds_place(batch, waves, address, *active, size, "read")
+            words += load(place, size)
+            tell_lds(batch, waves, instruction, address, active[0], size, "read")
+        write_words(batch, waves, register, words, place.lanes)
+
+    return read2
+
+
+def _write_pair(instruction: Instruction, size: int, unit: int) -> Handler:
+    addresses, transfer = _pair_addresses(instruction, unit), Transfer(size)
+    registers = register_of(instruction, "data0"), register_of(instruction, "data1")
+
+    def write2(batch: Batch, waves: Selection) -> None:
+        active = active_lanes(batch, waves)
+        if active is None:
+            return
+        for address_of, register in zip(addresses, registers, strict=True):
+            address = address_of(batch, waves)
+            place = lds_place(batch, waves, address, *active, size, "write")
+            store(place, size, read_words(batch, waves, register, transfer))
+            tell_lds(batch, waves, instruction, address, active[0], size, "write")
+
+    return write2
+
+
+def _atomic(instruction: Instruction, operation: atomics.Operation, returns: bool) -> Handler:
+    address_of, size = _address(instruction, _whole_offset(instruction)), operation.size
+    target, transfer = register_of(instruction, "vdst"), Transfer(operation.size)
+    sources = [register_of(instruction, f"data{i}") for i in range(operation.operands)]
+
+    def atomic(batch: Batch, waves: Selection) -> None:
+        active = active_lanes(batch, waves)
+        if active is None:
+            return
+        address = address_of(batch, waves)
+        place = lds_place(batch, waves, address, *active, size, "atomic")
+        data = [read_words(batch, waves, register, transfer) for register in sources]
+        old = atomics.run(place, operation, data, returns)
+        tell_lds(batch, waves, instruction, address, active[0], size, "atomic")
         if returns:
-            for to, before in found:
-                _write(batch, waves, to, before, active)
+            write_words(batch, waves, target, old, place.lanes)
 
-    return run
+    return atomic
+
+
+def _exchange_pair(instruction: Instruction, size: int, unit: int) -> Handler:
+    """Two exchanges per lane. Both are read before either is written, as the pseudo-code has it."""
+    addresses, transfer = _pair_addresses(instruction, unit), Transfer(size)
+    target = register_of(instruction, "vdst")
+    sources = register_of(instruction, "data0"), register_of(instruction, "data1")
+
+    def exchange2(batch: Batch, waves: Selection) -> None:
+        active = active_lanes(batch, waves)
+        if active is None:
+            return
+        both = [address_of(batch, waves) for address_of in addresses]
+        places = [lds_place(batch, waves, address, *active, size, "atomic") for address in both]
+        for place in places:
+            atomics.require_aligned(place, size)
+        data = [read_words(batch, waves, register, transfer) for register in sources]
+        old = [np.zeros_like(word) for word in (*data[0], *data[1])]
+        for row, lane in np.argwhere(active[0]):
+            _exchange_lane(places, data, old, row, lane)
+        for address in both:
+            tell_lds(batch, waves, instruction, address, active[0], size, "atomic")
+        write_words(batch, waves, target, old, places[0].lanes)
+
+    return exchange2
+
+
+def _exchange_lane(
+    places: list[Place], data: list[list[np.ndarray]], old: list[np.ndarray], row: int, lane: int
+) -> None:
+    memory, words = places[0].view(np.uint8), len(data[0])
+    spans = [slice(int(place.at[row, lane]), int(place.at[row, lane]) + 4 * words) for place in places]
+    found = np.concatenate([memory[span] for span in spans]).view(np.uint32)
+    for i, word in enumerate(old):
+        word[row, lane] = found[i]
+    for span, operand in zip(spans, data, strict=True):
+        memory[span] = np.array([word[row, lane] for word in operand], np.uint32).view(np.uint8)
+
+
+def _wave_counter(instruction: Instruction, change: np.ufunc) -> Handler:
+    """ds_append, ds_consume: the number of active lanes is added to, or taken from, the dword at M0[15:0] + offset.
+
+    All active lanes get the old value. Waves come one after another.
+    """
+    offset, target = _whole_offset(instruction), register_of(instruction, "vdst")
+    operation = atomics.Operation(np.uint32, change, in_place=change)
+
+    def count(batch: Batch, waves: Selection) -> None:
+        lanes = batch.exec[waves]
+        if not lanes.any():
+            return
+        base = (batch.sgpr[M0][waves] & np.uint32(0xFFFF)) + np.uint32(offset)
+        address = np.broadcast_to(base[:, None], lanes.shape)
+        one = lanes & (np.cumsum(lanes, axis=1) == 1)
+        place = lds_place(batch, waves, address, one, False, 4, "atomic")
+        number = np.broadcast_to(lanes.sum(1, dtype=np.uint32)[:, None], lanes.shape)
+        old = atomics.run(place, operation, [[number]], True)[0]
+        tell_lds(batch, waves, instruction, address, one, 4, "atomic")
+        write_words(batch, waves, target, [np.broadcast_to(old.max(1)[:, None], lanes.shape)], lanes)
+
+    return count
