@@ -1,9 +1,9 @@
 """v_mfma_* and v_smfmac_*: the matrix instructions of gfx942.
 
 Numbers: products are exact; a dot product is summed in float64 and added to C in float64, then rounded once to the
-output type. The hardware's order of additions and its intermediate widths are not modelled. f64 instructions round after
-each multiplication and each addition, k ascending from C (the hardware fuses). The bits of a wave's result do not depend
-on which other waves run with it: every wave's product is its own call into BLAS, of the same shape and layout.
+output type. The hardware's order of additions and its intermediate widths are not modelled. f64 instructions round
+after each multiplication and each addition, k ascending from C (the hardware fuses). The bits of a wave's result do not
+depend on which other waves run with it: every wave's product is its own call into BLAS, of the same shape and layout.
 
 Denormals are kept in inputs and outputs whatever MODE says, as gfx942 does. xf32 inputs are rounded to 10 mantissa
 bits, to nearest even, as AMD's libraries define xf32. EXEC is ignored: all lanes take part.
@@ -281,8 +281,8 @@ def _sparse(shape: MatrixInstruction, fields: _Fields) -> Handler:
     """v_smfmac: D = A x B + D, where A holds two of every four elements along `inner`.
 
     Stored element e of a lane belongs to the lane's run of four number e // 2. Bits 2 e and 2 e + 1 of an index set say
-    which of the four it is. The register src2 has four sets of 8 bits for 16-bit inputs, two of 16 bits for 8-bit inputs;
-    ABID selects the set when CBSZ is 0, otherwise it is the first.
+    which of the four it is. The register src2 has four sets of 8 bits for 16-bit inputs, two of 16 bits for 8-bit
+    inputs; ABID selects the set when CBSZ is 0, otherwise it is the first.
     """
     a = _matrix(fields.a, fields.acc & 1, shape.a_registers, _UNPACK[shape.a_type], "A")
     b = _matrix(fields.b, fields.acc >> 1, shape.b_registers, _UNPACK[shape.b_type], "B")

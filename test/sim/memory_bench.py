@@ -78,3 +78,58 @@ class Notes:
         self.seen.append(("vmem", address.copy(), active.copy(), size, kind))
 
     def barrier(self, batch, workgroups): ...
+
+
+# Suffix of a load or store: bytes, signed, half.
+LOADS = {
+    "UBYTE": (1, False, ""),
+    "SBYTE": (1, True, ""),
+    "USHORT": (2, False, ""),
+    "SSHORT": (2, True, ""),
+    "DWORD": (4, False, ""),
+    "DWORDX2": (8, False, ""),
+    "DWORDX3": (12, False, ""),
+    "DWORDX4": (16, False, ""),
+    "UBYTE_D16": (1, False, "low"),
+    "UBYTE_D16_HI": (1, False, "high"),
+    "SBYTE_D16": (1, True, "low"),
+    "SBYTE_D16_HI": (1, True, "high"),
+    "SHORT_D16": (2, False, "low"),
+    "SHORT_D16_HI": (2, False, "high"),
+}
+# Suffix: bytes, first byte of the register.
+STORES = {
+    "BYTE": (1, 0),
+    "BYTE_D16_HI": (1, 2),
+    "SHORT": (2, 0),
+    "SHORT_D16_HI": (2, 2),
+    "DWORD": (4, 0),
+    "DWORDX2": (8, 0),
+    "DWORDX3": (12, 0),
+    "DWORDX4": (16, 0),
+}
+
+
+def expected_load(name: str, memory: np.ndarray, at: np.ndarray, exec: int, old: int) -> np.ndarray:
+    """Registers after a load. memory: uint8 [n]; at: byte index [waves, 64]. Returns uint32 [registers, waves, 64]."""
+    size, signed, half = LOADS[name]
+    words = np.full((max(1, size // 4), *at.shape), old, np.uint32)
+    for wave in range(len(at)):
+        for lane in lanes_of(exec):
+            raw = memory[at[wave, lane] : at[wave, lane] + size].tobytes()
+            if size < 4:
+                words[0, wave, lane] = loaded_register(raw, old, signed, half)
+            else:
+                words[:, wave, lane] = np.frombuffer(raw, np.uint32)
+    return words
+
+
+def expected_store(name: str, memory: np.ndarray, at: np.ndarray, exec: int, data: np.ndarray) -> np.ndarray:
+    """Memory after a store. data: uint32 [registers, waves, 64]. Returns a changed copy."""
+    size, first = STORES[name]
+    after = memory.copy()
+    for wave in range(len(at)):
+        for lane in lanes_of(exec):
+            raw = np.ascontiguousarray(data[:, wave, lane]).tobytes()[first:][:size]
+            after[at[wave, lane] : at[wave, lane] + size] = np.frombuffer(raw, np.uint8)
+    return after
