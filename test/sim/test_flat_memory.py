@@ -12,6 +12,7 @@ from tinygrad.runtime.autogen.amd.cdna.enum import FLATOp, GLOBALOp
 from tinygrad.runtime.autogen.amd.cdna.ins import FLAT, GLOBAL
 
 import machine
+from gfx942sim.buffers import BufferRegistry
 from gfx942sim.errors import OutOfRange, UnknownInstruction
 from memory_bench import (
     ALL_LANES,
@@ -30,12 +31,6 @@ from memory_bench import (
     sgprs,
     vgprs,
 )
-from tinygrad.renderer.amd.dsl import src
-from tinygrad.runtime.autogen.amd.cdna.enum import FLATOp, GLOBALOp
-from tinygrad.runtime.autogen.amd.cdna.ins import FLAT, GLOBAL
-
-from gfx942sim.buffers import BufferRegistry
-from gfx942sim.errors import OutOfRange, UnknownInstruction
 
 OLD = 0xA5C3_0F1E
 SIZE = 16384
