@@ -19,7 +19,7 @@ from .operands import FIRST_VGPR
 from .state import AGPR, LANE, M0, Batch, Selection
 
 _ELEMENTS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
-_GLOBAL_VIEWS = {np.dtype(t): view_of(t) for t in (*_ELEMENTS.values(), np.float32, np.float64, np.int32, np.int64)}
+_GLOBAL_VIEWS = {t: view_of(t) for t in (*_ELEMENTS.values(), np.float32, np.float64, np.int32, np.int64)}
 _LOW_HALF, _HIGH_HALF = np.uint32(0xFFFF), np.uint32(0xFFFF0000)
 
 View = Callable[[type], np.ndarray]
@@ -114,13 +114,15 @@ def global_place(batch: Batch, address: np.ndarray, lanes: np.ndarray, every: bo
     """
     if not every:
         address = _with_safe_lanes(address, lanes)
-    batch.registry.check(address, lanes, size, kind)
-    return Place(global_view, address - LOWEST, _bits(address), None if every else lanes)
+    low, high = batch.registry.check(address, lanes, size, kind)
+    start = low & ~15
 
+    def window(dtype: type) -> np.ndarray:
+        # numpy copies what is written to an array that may overlap it; only this part of memory does not.
+        width = np.dtype(dtype).itemsize
+        return _GLOBAL_VIEWS[dtype][(start - LOWEST) // width : -((LOWEST - high) // width)]
 
-def global_view(dtype: type) -> np.ndarray:
-    """All of this process's memory as elements of `dtype`, from byte LOWEST."""
-    return _GLOBAL_VIEWS[np.dtype(dtype)]
+    return Place(window, address - start, _bits(address), None if every else lanes)
 
 
 def lds_place(

@@ -60,12 +60,11 @@ def _add_bf16_pairs(old: np.ndarray, data: np.ndarray) -> np.ndarray:
     def wide(pairs: np.ndarray) -> np.ndarray:
         return (pairs.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
 
-    # A float32 has more than twice the digits of a bfloat16, so rounding twice is rounding once.
-    total = wide(old) + wide(data)
-    bits = total.view(np.uint32)
+    # A float32 has more than twice the digits of a bfloat16, so rounding twice is rounding once. A NaN has no digits in
+    # its low half, as both operands have none, so that rounding keeps it.
+    bits = (wide(old) + wide(data)).view(np.uint32)
     rounded = (bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))) >> np.uint32(16)
-    quiet = bits >> np.uint32(16) | np.uint32(0x40)
-    return np.where(np.isnan(total), quiet, rounded).astype(np.uint16).view(np.uint32)
+    return rounded.astype(np.uint16).view(np.uint32)
 
 
 def _integers(bits: int) -> dict[str, Operation]:
@@ -191,24 +190,20 @@ def run(place: Place, operation: Operation, registers: list[list[np.ndarray]], w
 def _update(
     memory: np.ndarray, index: np.ndarray, operation: Operation, data: list[np.ndarray], wants_old: bool
 ) -> np.ndarray | None:
-    """Apply the operation at memory[index], in order. index: int64 [n]; data: [n] each."""
-    # Work on a copy of the elements concerned: numpy's own ordered updates copy the array that they change when it may
-    # overlap their arguments, and the view of global memory overlaps everything.
+    """Apply the operation at memory[index], in order. index: int64 [n]; data: [n] each. Returns the old values."""
+    if operation.in_place is not None and not wants_old:
+        operation.in_place.at(memory, index, data[0])
+        return None
     places, which = (index, None) if (index[1:] > index[:-1]).all() else np.unique(index, return_inverse=True)
     if len(places) == len(index):
         old = memory.take(index)
         memory[index] = operation.apply(old, *data)
         return old
-    current = memory.take(places)
-    old = None
-    if operation.in_place is not None and not wants_old:
-        operation.in_place.at(current, which, data[0])
-    else:
-        old = np.empty(len(index), operation.dtype)
-        for turn in _turns(which):
-            slot = which[turn]
-            old[turn] = current[slot]
-            current[slot] = operation.apply(old[turn], *(operand[turn] for operand in data))
+    current, old = memory.take(places), np.empty(len(index), operation.dtype)
+    for turn in _turns(which):
+        slot = which[turn]
+        old[turn] = current[slot]
+        current[slot] = operation.apply(old[turn], *(operand[turn] for operand in data))
     memory[places] = current
     return old
 

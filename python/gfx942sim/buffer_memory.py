@@ -41,20 +41,29 @@ if TYPE_CHECKING:
 _NO_EFFECT = frozenset(("buffer_wbl2", "buffer_inv"))
 # In the tables, but only gfx950 has it with a buffer descriptor.
 _ATOMICS = {name: operation for name, operation in atomics.VMEM.items() if name != "pk_add_bf16"}
-_SWIZZLE, _CACHE_SWIZZLE = 1 << 31, 1 << 30
+_NEVER = np.int64(1 << 40)  # beyond every offset
+_NOTHING = np.zeros((1, 1), np.uint32)
+_SWIZZLE = 1 << 31
 _ADD_THREAD_ID, _TYPE = 1 << 23, 3 << 30
 
 
 class _Target(NamedTuple):
     """The lanes of one buffer access.
 
-    address: int64 [waves, 64]. room: int64 [waves, 64] or broadcasting to it, the bytes from there to the end of the
-    records; 0 or less outside of them. lanes: EXEC, bool [waves, 64].
+    address: int64 [waves, 64]. start: uint32 or int64, end: int64, both broadcast to that: a part of the access from
+    byte a to byte b is inside of the records if start + b <= end. lanes: EXEC, bool [waves, 64].
     """
 
     address: np.ndarray
-    room: np.ndarray
+    start: np.ndarray
+    end: np.ndarray
     lanes: np.ndarray
+
+    def inside(self, size: int) -> np.ndarray:
+        """The active lanes whose first `size` bytes are inside of the records, bool [waves, 64]."""
+        if int(self.start.max()) + size <= int(self.end.min()):
+            return self.lanes
+        return self.lanes & (self.start <= self.end - size)
 
 
 def translate(instruction: Instruction, descriptor: Descriptor) -> Handler | None:
@@ -72,9 +81,8 @@ def translate(instruction: Instruction, descriptor: Descriptor) -> Handler | Non
         return _store(instruction, STORES[what])
     elif action == "atomic" and what in _ATOMICS:
         return _atomic(instruction, _ATOMICS[what])
-    raise UnknownInstruction(
-        f"{name} is not implemented{', with LDS as destination' if instruction.field('lds') else ''}"
-    )
+    destination = " with LDS as its destination" if instruction.field("lds") else ""
+    raise UnknownInstruction(f"{name}{destination} is not implemented")
 
 
 class _Addressing:
@@ -105,16 +113,19 @@ class _Addressing:
         low, high, records, flags = (batch.sgpr[self.descriptor + i][waves] for i in range(4))
         self._check_descriptor(high, flags, lanes)
         base = np.left_shift(high & np.uint32(0xFFFF), 32, dtype=np.int64) + low
-        offset = (self.scalar_offset(batch, waves).astype(np.int64) + self.offset)[:, None]
+        fixed = self.scalar_offset(batch, waves).astype(np.int64) + self.offset
+        start, end = _NOTHING, (records - fixed)[:, None]
+        address = (base + fixed)[:, None]
         if self.offset_register is not None:
-            offset = offset + batch.vgpr[self.offset_register][waves]
-        room = records.astype(np.int64)[:, None] - offset
+            start = batch.vgpr[self.offset_register][waves]
+            address = address + start
         if self.index_register is not None:
             stride = (high >> np.uint32(16) & np.uint32(0x3FFF)).astype(np.int64)[:, None]
             index = batch.vgpr[self.index_register][waves]
-            room = np.where(stride == 0, room, np.where(index < records[:, None], np.int64(1 << 32), np.int64(0)))
-            offset = offset + stride * index
-        return _Target(np.broadcast_to(base[:, None] + offset, lanes.shape), room, lanes)
+            start = np.where(stride == 0, start, np.where(index < records[:, None], 0, _NEVER))
+            end = np.where(stride == 0, end, _NEVER)
+            address = address + stride * index
+        return _Target(np.broadcast_to(address, lanes.shape), start, end, lanes)
 
     @staticmethod
     def _check_descriptor(high: np.ndarray, flags: np.ndarray, lanes: np.ndarray) -> None:
@@ -128,13 +139,15 @@ class _Addressing:
                 )
 
 
-def _read_lanes(batch: Batch, address: np.ndarray, lanes: np.ndarray, size: int) -> list[np.ndarray]:
-    """Load in `lanes`; the others get 0. uint32 [waves, 64] words."""
+def _read_lanes(
+    batch: Batch, address: np.ndarray, lanes: np.ndarray, size: int, may_hold_anything: bool
+) -> list[np.ndarray]:
+    """Load in `lanes`, as uint32 [waves, 64] words. The others get 0, or anything if they may."""
     if not lanes.any():
         return [np.zeros(lanes.shape, np.uint32) for _ in range(max(1, size // 4))]
     every = bool(lanes.all())
     words = load(global_place(batch, address, lanes, every, size, "read"), size)
-    return words if every else [word * lanes for word in words]
+    return words if every or may_hold_anything else [word * lanes for word in words]
 
 
 def _write_lanes(batch: Batch, address: np.ndarray, lanes: np.ndarray, size: int, words: list[np.ndarray]) -> None:
@@ -148,11 +161,13 @@ def _parts(target: _Target, size: int) -> tuple[np.ndarray, list[tuple[int, np.n
     Returns: the lanes of which the first dword does, and steps (byte offset, lanes, size) that cover all of it: one, or
     one for each dword if the end of the records cuts through a lane.
     """
-    whole = target.lanes & (target.room >= size)
-    first = whole if size <= 4 else target.lanes & (target.room >= 4)
-    if size <= 4 or (whole == first).all():
-        return first, [(0, whole, size)]
-    return first, [(at, target.lanes & (target.room >= at + 4), 4) for at in range(0, size, 4)]
+    whole = target.inside(size)
+    if size <= 4 or whole is target.lanes:
+        return whole, [(0, whole, size)]
+    first = target.inside(4)
+    if (whole == first).all():
+        return whole, [(0, whole, size)]
+    return first, [(at, target.inside(at + 4), 4) for at in range(0, size, 4)]
 
 
 def _load_words(
@@ -162,7 +177,7 @@ def _load_words(
     reported, parts = _parts(target, size)
     words: list[np.ndarray] = []
     for at, lanes, step in parts:
-        words += _read_lanes(batch, target.address + at if at else target.address, lanes, step)
+        words += _read_lanes(batch, target.address + at if at else target.address, lanes, step, lanes is target.lanes)
     if reported.any():
         tell_vmem(batch, waves, instruction, target.address, reported, size, "read")
     return words
@@ -224,7 +239,7 @@ def _atomic(instruction: Instruction, operation: atomics.Operation) -> Handler:
         target = addressing.target(batch, waves)
         if target is None:
             return
-        lanes = target.lanes & (target.room >= size)
+        lanes = target.inside(size)
         if lanes.any():
             place = global_place(batch, target.address, lanes, bool(lanes.all()), size, "atomic")
             data = [read_words(batch, waves, source, transfer) for source in sources]

@@ -124,12 +124,15 @@ class BufferRegistry:
             return f"{address - closest.end} bytes past the end of {closest}"
         return f"inside {closest}, but the access crosses its end"
 
-    def check(self, address: np.ndarray, active: np.ndarray, size: int, what: str) -> None:
+    def check(self, address: np.ndarray, active: np.ndarray, size: int, what: str) -> tuple[int, int]:
         """Raise OutOfRange unless each active access of `size` bytes lies in one registered buffer.
 
         Args:
             address: int64 [waves, 64], bytes. active: bool, same shape.
             what: "read", "write" or "atomic", for the message.
+
+        Returns:
+            The lowest address and the end of the highest access, of all lanes.
         """
         # An access lies in one buffer if a buffer that begins at or before it ends at or after its end.
         reach = self._reach
@@ -138,7 +141,7 @@ class BufferRegistry:
         low, high = int(address.min()), int(address.max()) + size
         last = bisect.bisect_right(self._starts, low) - 1
         if last >= 0 and high <= reach[last]:
-            return
+            return low, high
         # More than one buffer, or something that is out of range (perhaps only of lanes that take no part).
         inside = address[active]
         before = np.searchsorted(self._starts, inside, side="right") - 1
@@ -150,3 +153,4 @@ class BufferRegistry:
             raise OutOfRange(
                 f"{size}-byte {what} at {one:#x} by lane {lane} (row {wave} of the waves in step): {self.nearest(one)}"
             )
+        return low, high

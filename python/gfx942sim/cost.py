@@ -76,7 +76,7 @@ class CostCounter:
     def lds(self, batch, selection, instruction: Instruction, address, active, size: int, kind: str) -> None:
         counted = self._counted
         moved = int(np.count_nonzero(active)) * size
-        for direction in _DIRECTIONS[kind]:
+        for direction in _DIRECTIONS[kind.removeprefix("scratch_")]:
             counted[f"lds_{direction}_bytes"] += moved
         counted["lds_accesses"] += active.shape[0]
         counted["lds_clocks"] += lds_clocks(address, active, size, atomic=kind == "atomic")
@@ -85,7 +85,7 @@ class CostCounter:
     def vmem(self, batch, selection, instruction: Instruction, address, active, size: int, kind: str) -> None:
         lanes = int(np.count_nonzero(active))
         if instruction.encoding.startswith("SCRATCH"):
-            for direction in _DIRECTIONS[kind]:
+            for direction in _DIRECTIONS[kind.removeprefix("scratch_")]:
                 self._counted[f"scratch_{direction}_bytes"] += lanes * size
             return
         self._counted[f"vmem_{_BYTES[kind]}"] += lanes * size
@@ -95,7 +95,7 @@ class CostCounter:
         if not lanes:
             return
         lines = _lines_of_each_wave(address, active, size)
-        for direction in _DIRECTIONS[kind]:
+        for direction in _DIRECTIONS[kind.removeprefix("scratch_")]:
             self._counted[f"vmem_{direction}_lines"] += lines.size
         self._per_buffer(batch.registry, address if active.all() else address[active], size, kind)
 
@@ -107,7 +107,7 @@ class CostCounter:
         for label, part in _by_buffer(registry, address):
             self._buffers[label][_BYTES[kind]] += part.size * size
             touched = np.concatenate([part // _LINE, (part + size - 1) // _LINE])
-            for direction in _DIRECTIONS[kind]:
+            for direction in _DIRECTIONS[kind.removeprefix("scratch_")]:
                 self._lines[label, direction].add(touched)
 
     def report(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,9 +24,11 @@ class SimulatedDevice:
     launches: list[LaunchResult] = field(default_factory=list)
 
     def register(self, *values: Any) -> None:
-        """Let kernels access arrays or tensors that they reach by a raw pointer."""
+        """Let kernels access arrays or tensors that they reach by a raw pointer; a dict names them."""
         for value in values:
-            self.registry.add(value, f"buffer {sum(1 for _ in self.registry)}")
+            named = value if isinstance(value, Mapping) else {f"buffer {sum(1 for _ in self.registry)}": value}
+            for label, one in named.items():
+                self.registry.add(one, label)
 
     def launch(
         self,

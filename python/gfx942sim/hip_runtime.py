@@ -125,7 +125,7 @@ def simulated_hip(*buffers: Any, **options: Any) -> Iterator[SimulatedDevice]:
     """Inside the `with` block, HIP launches of this process run on the simulator.
 
     Args:
-        buffers: arrays or tensors that kernels may access; more with `device.register`.
+        buffers: arrays or tensors that kernels may access, or dicts that name them; more with `device.register`.
         options: keyword arguments of gfx942sim.launch, for every launch.
 
     Raises:

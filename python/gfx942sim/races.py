@@ -118,54 +118,49 @@ class RaceCheck:
             self._batch, self._shadow = batch, _Shadow(batch)
         shadow = self._shadow
         self._mnemonics[instruction.address] = instruction.mnemonic
-        narrow = size < 4 or bool(int(np.bitwise_or.reduce(address[active], initial=0)) & 3)
-        if narrow:
+        whole = bool(active.all())
+        if size < 4 or int(np.bitwise_or.reduce(address if whole else address[active], axis=None)) & 3:
             shadow.to_bytes()
-        group = batch.group_of[selection][:, None]
-        wave = batch.wave_in_group[selection][:, None].astype(np.int8)
-        first = group * shadow.writer.shape[1] + (address >> shadow.shift)
-        step = 1 << shadow.shift
-        if active.all():
-            cells, waves = first.reshape(-1), np.broadcast_to(wave, active.shape).reshape(-1)
-        else:
-            cells, waves = first[active], np.broadcast_to(wave, active.shape)[active]
-        for offset in range(size // step if shadow.shift else size):
-            self._touch(shadow, cells + offset, waves, instruction.address, kind)
+        first = (batch.group_of[selection] * shadow.writer.shape[1])[:, None] + (address >> shadow.shift)
+        offsets = np.arange(max(1, size >> shadow.shift))
+        in_group = batch.wave_in_group[selection]
+        # Wave after wave: of two that run this call in step and touch one cell, the second finds the first's mark.
+        for wave in range(batch.waves_per_group):
+            rows = in_group == wave
+            if rows.any():
+                cells = first[rows].reshape(-1) if whole else first[rows][active[rows]]
+                if cells.size:
+                    self._touch(shadow, (cells[:, None] + offsets).reshape(-1), wave, instruction.address, kind)
 
-    def _touch(self, shadow: _Shadow, cells: np.ndarray, waves: np.ndarray, address: int, kind: str) -> None:
-        """One cell per lane. `waves` int8: the wave in its work-group."""
+    def _touch(self, shadow: _Shadow, cells: np.ndarray, wave: int, address: int, kind: str) -> None:
+        """One wave's access to the cells of one instruction."""
         writer, readers = shadow.writer.reshape(-1), shadow.readers.reshape(-1)
         mark = address | (_ATOMIC if kind == "atomic" else 0)
         last = writer[cells]
-        foreign = (last != _NOBODY) & (last != waves)
+        foreign = (last != wave) & (last != _NOBODY)
         if foreign.any():
-            self._report(
-                "RAW" if kind == "read" else "WAW", shadow, cells[foreign], last[foreign], waves[foreign], mark
-            )
-        bit = np.uint16(1) << waves.astype(np.uint16)
+            self._report("RAW" if kind == "read" else "WAW", shadow, cells[foreign], last[foreign], wave, mark)
+        read = readers[cells]
+        bit = np.uint16(1 << wave)
         if kind == "read":
-            _or_at(readers, cells, bit)
+            readers[cells] = read | bit
             shadow.read_at.reshape(-1)[cells] = mark
             return
-        others = readers[cells] & ~bit
+        others = read & ~bit
         if others.any():
             at = others != 0
-            first = np.log2(others[at] & -others[at].astype(np.int32)).astype(np.int8)
-            self._report("WAR", shadow, cells[at], first, waves[at], mark)
-        writer[cells] = waves
+            lowest = others[at] & (~others[at] + np.uint16(1))
+            self._report("WAR", shadow, cells[at], np.log2(lowest).astype(np.int8), wave, mark)
+        writer[cells] = wave
         shadow.written_at.reshape(-1)[cells] = mark
-        # Waves in step run one call together: of two that write a cell, one finds the other's mark.
-        overwritten = writer[cells] != waves
-        if overwritten.any():
-            self._report("WAW", shadow, cells[overwritten], writer[cells][overwritten], waves[overwritten], mark)
 
-    def _report(self, kind, shadow, cells, first_waves, second_waves, mark: int) -> None:
+    def _report(self, kind: str, shadow: _Shadow, cells, first_waves, second_wave: int, mark: int) -> None:
         before = (shadow.read_at if kind == "WAR" else shadow.written_at).reshape(-1)[cells]
         if mark & _ATOMIC:
             real = before & _ATOMIC == 0
             if not real.any():
                 return
-            cells, first_waves, second_waves, before = (x[real] for x in (cells, first_waves, second_waves, before))
+            cells, first_waves, before = cells[real], first_waves[real], before[real]
         for earlier in np.unique(before):
             i = int(np.flatnonzero(before == earlier)[0])
             first, second = int(earlier) & ~_ATOMIC, mark & ~_ATOMIC
@@ -181,13 +176,6 @@ class RaceCheck:
                     cell << shadow.shift,
                     self._batch.workgroup_ids[group],
                     int(first_waves[i]),
-                    int(second_waves[i]),
+                    second_wave,
                 ),
             )
-
-
-def _or_at(target: np.ndarray, cells: np.ndarray, bits: np.ndarray) -> None:
-    """target[cells] |= bits where a cell may come more than once: once per distinct bit is enough."""
-    for bit in np.unique(bits):
-        mine = cells if len(bits) == 1 else cells[bits == bit]
-        target[mine] |= bit

@@ -1,351 +1,403 @@
-"""Scalar ALU: SOP1, SOP2, SOPC, SOPK."""
+"""SOP1, SOP2, SOPC and SOPK: the scalar ALU, and moves of the program counter that are not branches."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from . import scalar_tables as tables
 from .code_object import Descriptor
 from .decode import Instruction
-from .errors import UnknownInstruction
-from .operands import scalar, scalar64
-from .scalar_tables import (
-    ADDS,
-    BITS,
-    COMPARES,
-    COUNTS,
-    LOGIC,
-    SHIFTS,
-    bit_field_extract,
-    signed,
-)
-from .state import EXEC, Batch, Selection
+from .errors import OutOfRange, UnknownInstruction
+from .hardware_registers import getreg, setreg
+from .operands import Source, constant, scalar, scalar64
+from .state import EXEC, M0, Batch, Selection
 
 if TYPE_CHECKING:
     from .translate import Handler
 
-u32, u64, i64 = np.uint32, np.uint64, np.int64
-_LOW = u64(0xFFFFFFFF)
-Write = Callable[[Batch, Selection, np.ndarray], None]
+# Writes a result for the selected waves. value: integers that broadcast to [waves]; the low bits are what is kept.
+Store = Callable[[Batch, Selection, np.ndarray], None]
+_SGPRS = 108  # s0 to s101, flat scratch, XNACK mask, VCC: what M0-relative moves may reach
 
 
 def translate(instruction: Instruction, descriptor: Descriptor) -> Handler | None:
-    """SOP1, SOP2, SOPC and SOPK instructions."""
-    name = instruction.mnemonic.removeprefix("s_")
-    family = instruction.encoding.split("_")[0]
-    if family == "SOPC":
-        return _compare(instruction, name)
-    if family == "SOPK":
-        return _with_constant(instruction, name, descriptor)
-    for make in (_logic, _moves, _shifts, _arithmetic, _bits, _program_counter):
-        handler = make(instruction, name)
-        if handler is not None:
-            return handler
-    raise UnknownInstruction(f"{instruction.mnemonic} is not implemented")
+    """One scalar instruction. Raises UnknownInstruction for what a compiler for gfx942 compute code never emits."""
+    name = instruction.mnemonic
+    words = name.split("_")
+    if name in ("s_getreg_b32", "s_setreg_b32", "s_setreg_imm32_b32"):
+        return _hardware_register(instruction, descriptor)
+    if name in _PROGRAM_COUNTER:
+        return _PROGRAM_COUNTER[name](instruction)
+    if name in _CONSTANT:
+        return _CONSTANT[name](instruction)
+    if words[1] == "cmpk":
+        return _compare_constant(instruction)
+    if words[1] in ("cmp", "bitcmp0", "bitcmp1"):
+        return _compare(instruction)
+    if words[-2:] in (["saveexec", "b64"], ["wrexec", "b64"]):
+        return _exec_logic(instruction)
+    if words[1] in tables.BITWISE and len(words) == 3:
+        return _bitwise(instruction)
+    if name in _MOVES:
+        return _MOVES[name](instruction)
+    if name in tables.UNARY:
+        return _unary(instruction)
+    if name in tables.BINARY:
+        return _binary(instruction)
+    if name in tables.WITH_SCC:
+        return _with_scc(instruction)
+    raise UnknownInstruction(f"{name} is not implemented")
 
 
-def writer(register: int, wide: bool) -> Write:
-    """A function that writes uint32 (or uint64 to a pair) to an SGPR, EXEC included."""
-    touches_exec = register in (EXEC, EXEC + 1) or (wide and register == EXEC - 1)
-
-    def write(batch: Batch, waves: Selection, value: np.ndarray) -> None:
-        if wide:
-            batch.sgpr[register][waves] = (value & _LOW).astype(u32)
-            batch.sgpr[register + 1][waves] = (value >> u64(32)).astype(u32)
-        else:
-            batch.sgpr[register][waves] = value
-        if touches_exec:
-            batch.sync_exec(waves)
-
-    return write
+def _width(instruction: Instruction, field: str) -> int:
+    """64 or 32: what the instruction tables say an operand is (a 16-bit source is the low half of an SGPR)."""
+    return 64 if instruction.raw.op_bits.get(field, 32) == 64 else 32
 
 
-def _source(instruction: Instruction, field: str, wide: bool):
+def _source(instruction: Instruction, field: str) -> Source:
+    """uint32 or uint64 [waves] or [1], by the width of the operand. Literals of 64-bit signed sources are signed."""
     code, literal = instruction.field(field), instruction.literal
-    return scalar64(code, literal) if wide else scalar(code, literal)
+    if _width(instruction, field) == 32:
+        return scalar(code, literal)
+    # Unsigned and bit-field instructions extend their 32-bit literal with zeros.
+    if literal is not None and instruction.mnemonic.endswith("_i64") and literal >> 31:
+        literal |= 0xFFFFFFFF << 32
+    return scalar64(code, literal)
 
 
-def _exec(batch: Batch, waves: Selection) -> np.ndarray:
-    return batch.sgpr[EXEC][waves].astype(u64) | batch.sgpr[EXEC + 1][waves].astype(u64) << u64(32)
+def _pair(instruction: Instruction, field: str) -> Source:
+    """A 64-bit source as uint32 [2, waves] or [2, 1] (low word first): cheaper where words can be treated alone."""
+    code, literal = instruction.field(field), instruction.literal
+    if code < 128:
+        return lambda batch, waves: batch.sgpr[code : code + 2, waves]
+    bits = constant(code, literal, "f64" if 240 <= code <= 248 else "f32")
+    if bits is None:
+        raise UnknownInstruction(f"64-bit scalar source code {code}")
+    value = np.array([[bits & 0xFFFFFFFF], [bits >> 32 & 0xFFFFFFFF]], np.uint32)
+    return lambda batch, waves: value
 
 
-def _logic(instruction: Instruction, name: str) -> Handler | None:
-    """Bitwise operations, and those that swap with EXEC."""
-    base, _, width = name.rpartition("_")
-    wide = width == "b64"
-    write = writer(instruction.field("sdst"), wide) if base else None
-    if base in LOGIC and instruction.has("ssrc1"):
-        function = LOGIC[base]
-        left, right = _source(instruction, "ssrc0", wide), _source(instruction, "ssrc1", wide)
+def _store(instruction: Instruction) -> Store:
+    """Writes integers to sdst, one or two SGPRs by its width."""
+    register, width = instruction.field("sdst"), _width(instruction, "sdst")
+    writes_exec = register in (EXEC, EXEC + 1)
 
-        def two(batch: Batch, waves: Selection) -> None:
-            result = function(left(batch, waves), right(batch, waves))
-            write(batch, waves, result)
+    def store32(batch: Batch, waves: Selection, value: np.ndarray) -> None:
+        batch.sgpr[register][waves] = value
+
+    def store64(batch: Batch, waves: Selection, value: np.ndarray) -> None:
+        batch.sgpr[register][waves] = value & np.uint64(0xFFFFFFFF)
+        batch.sgpr[register + 1][waves] = value >> np.uint64(32)
+
+    def store_exec(batch: Batch, waves: Selection, value: np.ndarray) -> None:
+        (store64 if width == 64 else store32)(batch, waves, value)
+        batch.sync_exec(waves)
+
+    return store_exec if writes_exec else store64 if width == 64 else store32
+
+
+def _store_pair(batch: Batch, waves: Selection, register: int, value: np.ndarray) -> None:
+    batch.sgpr[register : register + 2, waves] = value
+    if register == EXEC:
+        batch.sync_exec(waves)
+
+
+def _unary(instruction: Instruction) -> Handler:
+    compute, sets_scc = tables.UNARY[instruction.mnemonic]
+    read, store = _source(instruction, "ssrc0"), _store(instruction)
+
+    def run(batch: Batch, waves: Selection) -> None:
+        result = compute(read(batch, waves))
+        store(batch, waves, result)
+        if sets_scc:
             batch.scc[waves] = result != 0
 
-        return two
-    swapped = re.fullmatch(r"(\w+)_(saveexec|wrexec)_b64", name)
-    if swapped and swapped[1] in (*LOGIC, "andn1", "orn1"):
-        old = _source(instruction, "ssrc0", True)
-        first_inverted = swapped[1] in ("andn1", "orn1")
-        function = LOGIC["and" if swapped[1] == "andn1" else "or" if swapped[1] == "orn1" else swapped[1]]
-        keeps_old = swapped[2] == "saveexec"
-        to_exec = writer(EXEC, True)
+    return run
 
-        def swap(batch: Batch, waves: Selection) -> None:
-            value, before = old(batch, waves), _exec(batch, waves)
-            result = function(~value if first_inverted else value, before)
-            write(batch, waves, before if keeps_old else result)
-            to_exec(batch, waves, result)
+
+def _binary(instruction: Instruction) -> Handler:
+    compute, sets_scc = tables.BINARY[instruction.mnemonic]
+    left, right, store = _source(instruction, "ssrc0"), _source(instruction, "ssrc1"), _store(instruction)
+
+    def run(batch: Batch, waves: Selection) -> None:
+        result = compute(left(batch, waves), right(batch, waves))
+        store(batch, waves, result)
+        if sets_scc:
             batch.scc[waves] = result != 0
 
-        return swap
-    if base == "not":
-        value = _source(instruction, "ssrc0", wide)
-
-        def invert(batch: Batch, waves: Selection) -> None:
-            result = ~value(batch, waves)
-            write(batch, waves, result)
-            batch.scc[waves] = result != 0
-
-        return invert
-    return None
+    return run
 
 
-def _moves(instruction: Instruction, name: str) -> Handler | None:
-    base, _, width = name.rpartition("_")
-    wide = width == "b64"
-    if base == "mov":
-        value, write = _source(instruction, "ssrc0", wide), writer(instruction.field("sdst"), wide)
-        return lambda batch, waves: write(batch, waves, value(batch, waves))
-    if base in ("cmov", "cselect"):
-        register = instruction.field("sdst")
-        chosen, write = _source(instruction, "ssrc0", wide), writer(register, wide)
-        other = _source(instruction, "ssrc1", wide) if base == "cselect" else (scalar64 if wide else scalar)(register)
+def _with_scc(instruction: Instruction) -> Handler:
+    compute = tables.WITH_SCC[instruction.mnemonic]
+    left, right, store = _source(instruction, "ssrc0"), _source(instruction, "ssrc1"), _store(instruction)
 
-        def select(batch: Batch, waves: Selection) -> None:
-            write(batch, waves, np.where(batch.scc[waves] != 0, chosen(batch, waves), other(batch, waves)))
+    def run(batch: Batch, waves: Selection) -> None:
+        result, scc = compute(left(batch, waves), right(batch, waves), batch.scc[waves])
+        store(batch, waves, result)
+        batch.scc[waves] = scc
 
-        return select
-    return None
+    return run
 
 
-def _shifts(instruction: Instruction, name: str) -> Handler | None:
-    """Shifts, bit-field mask and extract: the second source is 32 bits wide in every width."""
-    base, _, kind = name.rpartition("_")
-    wide = kind.endswith("64")
-    if base not in ("lshl", "lshr", "ashr", "bfe", "bfm"):
-        return None
-    write = writer(instruction.field("sdst"), wide)
-    value = _source(instruction, "ssrc0", wide and base != "bfm")
-    amount = _source(instruction, "ssrc1", False)
-    if base == "bfm":
-        one, bits = (u64(1), u64(63)) if wide else (u32(1), u32(31))
-        kind_of = u64 if wide else u32
+def _bitwise(instruction: Instruction) -> Handler:
+    compute, register = tables.BITWISE[instruction.mnemonic.split("_")[1]], instruction.field("sdst")
+    if _width(instruction, "sdst") == 64:
+        left, right = _pair(instruction, "ssrc0"), _pair(instruction, "ssrc1")
 
-        def mask(batch: Batch, waves: Selection) -> None:
-            size, at = (x.astype(kind_of) & bits for x in (value(batch, waves), amount(batch, waves)))
-            write(batch, waves, ((one << size) - one) << at)
+        def run64(batch: Batch, waves: Selection) -> None:
+            result = compute(left(batch, waves), right(batch, waves))
+            _store_pair(batch, waves, register, result)
+            batch.scc[waves] = (result[0] | result[1]) != 0
 
-        return mask
-    function = SHIFTS.get((base, wide)) or (lambda x, y: bit_field_extract(x, y, kind.startswith("i")))
+        return run64
+    left, right, store = _source(instruction, "ssrc0"), _source(instruction, "ssrc1"), _store(instruction)
 
-    def shift(batch: Batch, waves: Selection) -> None:
-        result = function(value(batch, waves), amount(batch, waves))
-        write(batch, waves, result)
+    def run32(batch: Batch, waves: Selection) -> None:
+        result = compute(left(batch, waves), right(batch, waves))
+        store(batch, waves, result)
         batch.scc[waves] = result != 0
 
-    return shift
+    return run32
 
 
-def _arithmetic(instruction: Instruction, name: str) -> Handler | None:
-    """Two 32-bit sources, a result and (for most) a carry, overflow or comparison in SCC."""
-    function = ADDS.get(name)
-    if function is None:
-        return None
-    write = writer(instruction.field("sdst"), False)
-    left, right = _source(instruction, "ssrc0", False), _source(instruction, "ssrc1", False)
+def _exec_logic(instruction: Instruction) -> Handler:
+    """EXEC = f(source, EXEC); the destination gets the old EXEC (saveexec) or the new one (wrexec)."""
+    _, function, kind, _ = instruction.mnemonic.split("_")
+    compute = (tables.SAVEEXEC if kind == "saveexec" else tables.WREXEC)[function]
+    source, register = _pair(instruction, "ssrc0"), instruction.field("sdst")
+    if register == EXEC:
+        raise UnknownInstruction(f"{instruction.mnemonic} with EXEC as its destination")
 
-    def compute(batch: Batch, waves: Selection) -> None:
-        result, condition = function(left(batch, waves), right(batch, waves), batch.scc[waves])
-        write(batch, waves, result)
-        if condition is not None:
-            batch.scc[waves] = condition
+    def run(batch: Batch, waves: Selection) -> None:
+        before = batch.sgpr[EXEC : EXEC + 2, waves]
+        after = compute(source(batch, waves), before)
+        batch.sgpr[register : register + 2, waves] = before if kind == "saveexec" else after
+        _store_pair(batch, waves, EXEC, after)
+        batch.scc[waves] = (after[0] | after[1]) != 0
 
-    return compute
-
-
-def _bits(instruction: Instruction, name: str) -> Handler | None:
-    """One source: counts, searches, sign extension, reversal; and packs of two halves."""
-    if name in COUNTS:
-        function, wide, sets_scc = COUNTS[name]
-        value, write = _source(instruction, "ssrc0", wide), writer(instruction.field("sdst"), False)
-
-        def count(batch: Batch, waves: Selection) -> None:
-            result = function(value(batch, waves))
-            write(batch, waves, result)
-            if sets_scc:
-                batch.scc[waves] = result != 0
-
-        return count
-    if name in BITS:
-        function, sets_scc = BITS[name]
-        wide = name.endswith("b64")
-        value, write = _source(instruction, "ssrc0", wide), writer(instruction.field("sdst"), wide)
-
-        def change(batch: Batch, waves: Selection) -> None:
-            result = function(value(batch, waves))
-            write(batch, waves, result)
-            if sets_scc:
-                batch.scc[waves] = result != 0
-
-        return change
-    packs = re.fullmatch(r"pack_(ll|lh|hl|hh)_b32_b16", name)
-    if packs:
-        low_shift, high_shift = (u32(16 if half == "h" else 0) for half in packs[1])
-        low, high = _source(instruction, "ssrc0", False), _source(instruction, "ssrc1", False)
-        write = writer(instruction.field("sdst"), False)
-
-        def pack(batch: Batch, waves: Selection) -> None:
-            a = low(batch, waves) >> low_shift & u32(0xFFFF)
-            write(batch, waves, a | (high(batch, waves) >> high_shift & u32(0xFFFF)) << u32(16))
-
-        return pack
-    sets = re.fullmatch(r"bitset([01])_b(32|64)", name)
-    if sets:
-        wide = sets[2] == "64"
-        kind, limit = (u64, 63) if wide else (u32, 31)
-        register = instruction.field("sdst")
-        index, old = _source(instruction, "ssrc0", False), (scalar64 if wide else scalar)(register)
-        write = writer(register, wide)
-
-        def set_bit(batch: Batch, waves: Selection) -> None:
-            bit = kind(1) << (index(batch, waves) & u32(limit)).astype(kind)
-            before = old(batch, waves)
-            write(batch, waves, before | bit if sets[1] == "1" else before & ~bit)
-
-        return set_bit
-    return None
+    return run
 
 
-def _program_counter(instruction: Instruction, name: str) -> Handler | None:
-    """Absolute addresses: `batch.pc` counts from the start of the image."""
-    after = instruction.address + instruction.size
-    if name == "getpc_b64":
-        write = writer(instruction.field("sdst"), True)
-        return lambda batch, waves: write(batch, waves, np.full(1, batch.image_base + after, u64))
-    if name in ("setpc_b64", "swappc_b64"):
-        target = _source(instruction, "ssrc0", True)
-        write = writer(instruction.field("sdst"), True) if name == "swappc_b64" else None
+def _move(instruction: Instruction) -> Handler:
+    register, conditional = instruction.field("sdst"), instruction.mnemonic.startswith("s_cmov")
+    is_pair = _width(instruction, "sdst") == 64
+    read, store = (_pair if is_pair else _source)(instruction, "ssrc0"), _store(instruction)
 
-        def jump(batch: Batch, waves: Selection) -> None:
-            to = target(batch, waves).astype(i64) - batch.image_base
-            if write is not None:
-                write(batch, waves, np.full(1, batch.image_base + after, u64))
-            batch.pc[waves] = to
+    def run(batch: Batch, waves: Selection) -> None:
+        value = read(batch, waves)
+        if conditional:
+            old = batch.sgpr[register : register + 2, waves] if is_pair else batch.sgpr[register][waves]
+            value = np.where(batch.scc[waves], value, old)
+        if is_pair:
+            _store_pair(batch, waves, register, value)
+        else:
+            store(batch, waves, value)
 
-        return jump
-    return None
+    return run
 
 
-def _compare(instruction: Instruction, name: str) -> Handler:
-    bit = re.fullmatch(r"bitcmp([01])_b(32|64)", name)
-    if bit:
-        wide = bit[2] == "64"
-        kind, limit = (u64, 63) if wide else (u32, 31)
-        value, index = _source(instruction, "ssrc0", wide), _source(instruction, "ssrc1", False)
-        wanted = kind(int(bit[1]))
+def _select(instruction: Instruction) -> Handler:
+    register, is_pair = instruction.field("sdst"), _width(instruction, "sdst") == 64
+    read, store = _pair if is_pair else _source, _store(instruction)
+    left, right = read(instruction, "ssrc0"), read(instruction, "ssrc1")
 
-        def test(batch: Batch, waves: Selection) -> None:
-            shifted = value(batch, waves) >> (index(batch, waves) & u32(limit)).astype(kind)
-            batch.scc[waves] = (shifted & kind(1)) == wanted
+    def run(batch: Batch, waves: Selection) -> None:
+        value = np.where(batch.scc[waves], left(batch, waves), right(batch, waves))
+        if is_pair:
+            _store_pair(batch, waves, register, value)
+        else:
+            store(batch, waves, value)
 
-        return test
-    parts = re.fullmatch(r"cmp_(\w+)_(i32|u32|u64)", name)
-    if not parts or parts[1] not in COMPARES:
-        raise UnknownInstruction(f"{instruction.mnemonic} is not implemented")
-    function, wide, is_signed = COMPARES[parts[1]], parts[2] == "u64", parts[2] == "i32"
-    left, right = _source(instruction, "ssrc0", wide), _source(instruction, "ssrc1", wide)
-
-    def compare(batch: Batch, waves: Selection) -> None:
-        a, b = left(batch, waves), right(batch, waves)
-        batch.scc[waves] = function(signed(a), signed(b)) if is_signed else function(a, b)
-
-    return compare
+    return run
 
 
-def _with_constant(instruction: Instruction, name: str, descriptor: Descriptor) -> Handler | None:
-    register, write = instruction.field("sdst"), writer(instruction.field("sdst"), False)
-    constant = instruction.signed("simm16", 16)
-    word = u32(constant & 0xFFFFFFFF)
-    if name == "movk_i32":
-        return lambda batch, waves: write(batch, waves, np.full(1, word, u32))
-    if name == "cmovk_i32":
-        return lambda batch, waves: write(
-            batch, waves, np.where(batch.scc[waves] != 0, word, batch.sgpr[register][waves])
-        )
-    if name == "mulk_i32":
-        return lambda batch, waves: write(batch, waves, batch.sgpr[register][waves] * word)
-    if name == "addk_i32":
-        add = ADDS["add_i32"]
+def _not(instruction: Instruction) -> Handler:
+    register, is_pair = instruction.field("sdst"), _width(instruction, "sdst") == 64
+    read, store = (_pair if is_pair else _source)(instruction, "ssrc0"), _store(instruction)
 
-        def addk(batch: Batch, waves: Selection) -> None:
-            result, overflow = add(batch.sgpr[register][waves], np.full(1, word, u32), None)
-            write(batch, waves, result)
-            batch.scc[waves] = overflow
+    def run(batch: Batch, waves: Selection) -> None:
+        result = ~read(batch, waves)
+        if is_pair:
+            _store_pair(batch, waves, register, result)
+            batch.scc[waves] = (result[0] | result[1]) != 0
+        else:
+            store(batch, waves, result)
+            batch.scc[waves] = result != 0
 
-        return addk
-    compares = re.fullmatch(r"cmpk_(\w+)_(i32|u32)", name)
-    if compares and compares[1] in COMPARES:
-        function = COMPARES[compares[1]]
-        if compares[2] == "i32":
-            limit = np.int32(constant)
-            return lambda batch, waves: batch.scc.__setitem__(
-                waves, function(signed(batch.sgpr[register][waves]), limit)
-            )
-        unsigned = u32(instruction.field("simm16"))
-        return lambda batch, waves: batch.scc.__setitem__(waves, function(batch.sgpr[register][waves], unsigned))
-    if name in ("setreg_imm32_b32", "setreg_b32", "getreg_b32"):
-        return _hardware_register(instruction, name, descriptor, write)
-    if name == "call_b64":
-        after, target = instruction.address + instruction.size, instruction.branch_target
-        link = writer(register, True)
-
-        def call(batch: Batch, waves: Selection) -> None:
-            link(batch, waves, np.full(1, batch.image_base + after, u64))
-            batch.pc[waves] = target
-
-        return call
-    raise UnknownInstruction(f"{instruction.mnemonic} is not implemented")
+    return run
 
 
-# Hardware registers by number (ISA guide, "Hardware registers"); simm16 is size - 1, offset, number.
-_MODE, _XCC_ID = 1, 20
+def _set_bit(instruction: Instruction) -> Handler:
+    register, is_pair = instruction.field("sdst"), _width(instruction, "sdst") == 64
+    read, store = scalar(instruction.field("ssrc0"), instruction.literal), _store(instruction)
+    old = scalar64(register) if is_pair else scalar(register)
+    one = np.uint64(1) if is_pair else np.uint32(1)
+    sets = instruction.mnemonic.startswith("s_bitset1")
+
+    def run(batch: Batch, waves: Selection) -> None:
+        value = old(batch, waves)
+        bit = one << (read(batch, waves) & np.uint32(63 if is_pair else 31)).astype(one.dtype)
+        store(batch, waves, value | bit if sets else value & ~bit)
+
+    return run
 
 
-def _hardware_register(instruction: Instruction, name: str, descriptor: Descriptor, write: Write) -> Handler:
-    where = instruction.field("simm16")
-    number, offset, size = where & 63, where >> 6 & 31, (where >> 11) + 1
-    mask = ((1 << size) - 1) << offset
-    # MODE: rounding 3:0, denormals 7:4, DX10 clamp 8, IEEE 9, as the descriptor sets them.
-    mode = descriptor.rsrc1 >> 12 & 0xFF | (descriptor.rsrc1 >> 21 & 1) << 8 | (descriptor.rsrc1 >> 23 & 1) << 9
-    if name == "getreg_b32":
-        values = {_MODE: mode, _XCC_ID: 0}
-        if number not in values:
-            raise UnknownInstruction(f"s_getreg of hardware register {number}; known: MODE (1), XCC_ID (20)")
-        value = np.full(1, (values[number] & mask) >> offset, u32)
-        return lambda batch, waves: write(batch, waves, value)
-    if number != _MODE:
-        raise UnknownInstruction(f"s_setreg of hardware register {number}; known: MODE (1)")
-    source = scalar(255, instruction.literal) if name == "setreg_imm32_b32" else scalar(instruction.field("sdst"))
-    fixed = mask & 0xFF  # rounding and denormals are part of the translation
+def _relative_move(instruction: Instruction) -> Handler:
+    """s_movrels and s_movreld: M0 is added to the number of the source or destination register, per wave."""
+    count = _width(instruction, "sdst") // 32
+    from_source = instruction.mnemonic.startswith("s_movrels")
+    register = instruction.field("ssrc0" if from_source else "sdst")
+    if register >= _SGPRS:
+        raise UnknownInstruction(f"{instruction.mnemonic} from source code {register}")
+    source = None if from_source else (_pair if count == 2 else _source)(instruction, "ssrc0")
+    target = instruction.field("sdst")
 
-    def set_mode(batch: Batch, waves: Selection) -> None:
-        wanted = source(batch, waves).astype(u64) << u64(offset)
-        if ((wanted ^ u64(mode)) & u64(fixed)).any():
-            raise UnknownInstruction("s_setreg changes rounding or denormals from what the kernel started with")
+    def run(batch: Batch, waves: Selection) -> None:
+        numbers = np.arange(batch.waves)[waves]
+        moved = register + batch.sgpr[M0][waves].view(np.int32).astype(np.int64)
+        if moved.min() < 0 or moved.max() + count > _SGPRS:
+            raise OutOfRange(f"M0 leads to s{moved.min()}..s{moved.max() + count - 1}; there are {_SGPRS} SGPRs")
+        rows = moved + np.arange(count)[:, None]
+        if source is None:
+            batch.sgpr[target : target + count, waves] = batch.sgpr[rows, numbers]
+            if target + count > EXEC:
+                batch.sync_exec(waves)
+        else:
+            batch.sgpr[rows, numbers] = source(batch, waves)
 
-    return set_mode
+    return run
+
+
+_MOVES: dict[str, Callable[[Instruction], Handler]] = {
+    **{f"s_{name}_{width}": _move for name in ("mov", "cmov") for width in ("b32", "b64")},
+    **{f"s_{name}_{width}": _relative_move for name in ("movrels", "movreld") for width in ("b32", "b64")},
+    **{f"s_{name}_{width}": _set_bit for name in ("bitset0", "bitset1") for width in ("b32", "b64")},
+    **{f"s_cselect_{width}": _select for width in ("b32", "b64")},
+    **{f"s_not_{width}": _not for width in ("b32", "b64")},
+}
+
+
+def _compare(instruction: Instruction) -> Handler:
+    left, right = _source(instruction, "ssrc0"), _source(instruction, "ssrc1")
+    words = instruction.mnemonic.split("_")
+    if words[1] == "cmp":
+        compare, is_signed = tables.COMPARE[words[2]], words[3] == "i32"
+
+        def run(batch: Batch, waves: Selection) -> None:
+            a, b = left(batch, waves), right(batch, waves)
+            batch.scc[waves] = compare(a.view(np.int32), b.view(np.int32)) if is_signed else compare(a, b)
+
+        return run
+    wanted, last = int(words[1][-1]), np.uint32(_width(instruction, "ssrc0") - 1)
+
+    def run_bit(batch: Batch, waves: Selection) -> None:
+        value = left(batch, waves)
+        bit = value >> (right(batch, waves) & last).astype(value.dtype) & value.dtype.type(1)
+        batch.scc[waves] = bit == wanted
+
+    return run_bit
+
+
+def _compare_constant(instruction: Instruction) -> Handler:
+    _, _, relation, kind = instruction.mnemonic.split("_")
+    register, compare = instruction.field("sdst"), tables.COMPARE[relation]
+    if kind == "i32":
+        signed_value = np.int32(instruction.signed("simm16", 16))
+
+        def run_signed(batch: Batch, waves: Selection) -> None:
+            batch.scc[waves] = compare(batch.sgpr[register][waves].view(np.int32), signed_value)
+
+        return run_signed
+    value = np.uint32(instruction.field("simm16"))
+
+    def run(batch: Batch, waves: Selection) -> None:
+        batch.scc[waves] = compare(batch.sgpr[register][waves], value)
+
+    return run
+
+
+def _constant(instruction: Instruction) -> Handler:
+    """s_movk, s_cmovk, s_addk, s_mulk: a sign-extended 16-bit constant with the destination."""
+    register, store = instruction.field("sdst"), _store(instruction)
+    value = np.full(1, instruction.signed("simm16", 16) & 0xFFFFFFFF, np.uint32)
+    name = instruction.mnemonic
+
+    def run(batch: Batch, waves: Selection) -> None:
+        old = batch.sgpr[register][waves]
+        if name == "s_movk_i32":
+            store(batch, waves, value)
+        elif name == "s_cmovk_i32":
+            store(batch, waves, np.where(batch.scc[waves], value, old))
+        elif name == "s_mulk_i32":
+            store(batch, waves, old * value)
+        else:
+            result, batch.scc[waves] = tables.add_signed(old, value, batch.scc)
+            store(batch, waves, result)
+
+    return run
+
+
+_CONSTANT = dict.fromkeys(("s_movk_i32", "s_cmovk_i32", "s_addk_i32", "s_mulk_i32"), _constant)
+
+
+def _hardware_register(instruction: Instruction, descriptor: Descriptor) -> Handler | None:
+    if instruction.mnemonic == "s_getreg_b32":
+        value, store = np.full(1, getreg(instruction.field("simm16"), descriptor), np.uint32), _store(instruction)
+        return lambda batch, waves: store(batch, waves, value)
+    check = setreg(instruction.field("simm16"), descriptor)
+    if instruction.mnemonic == "s_setreg_imm32_b32":
+        written = np.full(1, instruction.literal, np.uint32)
+        return lambda batch, waves: check(written)
+    register = instruction.field("sdst")
+    return lambda batch, waves: check(batch.sgpr[register][waves])
+
+
+def _getpc(instruction: Instruction) -> Handler:
+    after, store = np.uint64(instruction.address + instruction.size), _store(instruction)
+    return lambda batch, waves: store(batch, waves, np.uint64(batch.image_base) + after)
+
+
+def _jump(batch: Batch, waves: Selection, target: np.ndarray) -> None:
+    """Go to the 64-bit addresses `target`, which have to be in this image."""
+    offset = target.view(np.int64) - batch.image_base
+    if offset.min() < 0:
+        raise OutOfRange(f"jump to {int(target[offset.argmin()]):#x}, which lies before the image")
+    batch.pc[waves] = offset
+
+
+def _setpc(instruction: Instruction) -> Handler:
+    target = scalar64(instruction.field("ssrc0"))
+    return lambda batch, waves: _jump(batch, waves, target(batch, waves))
+
+
+def _swappc(instruction: Instruction) -> Handler:
+    target, link = scalar64(instruction.field("ssrc0")), _getpc(instruction)
+
+    def run(batch: Batch, waves: Selection) -> None:
+        address = target(batch, waves)
+        link(batch, waves)
+        _jump(batch, waves, address)
+
+    return run
+
+
+def _call(instruction: Instruction) -> Handler:
+    link, target = _getpc(instruction), instruction.branch_target
+
+    def run(batch: Batch, waves: Selection) -> None:
+        link(batch, waves)
+        batch.pc[waves] = target
+
+    return run
+
+
+_PROGRAM_COUNTER: dict[str, Callable[[Instruction], Handler]] = {
+    "s_getpc_b64": _getpc,
+    "s_setpc_b64": _setpc,
+    "s_swappc_b64": _swappc,
+    "s_call_b64": _call,
+}

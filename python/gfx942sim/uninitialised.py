@@ -81,8 +81,11 @@ class LdsWriteCheck(_Findings):
             for offset in range(0, size, unit):
                 missing = cells[(where + offset) // unit] != whole
                 if missing.any():
-                    row, lane = np.argwhere(active)[int(np.flatnonzero(missing)[0])]
-                    self.add(batch, selection, instruction, f"LDS byte {address[row, lane] + offset}", row, lane)
+                    first = int(np.flatnonzero(missing)[0])
+                    row, lane = np.argwhere(active)[first]
+                    start = int(where[first]) + offset
+                    byte = address[row, lane] + offset + int(np.argmin(flat[start : start + unit]))
+                    self.add(batch, selection, instruction, f"LDS byte {byte}", row, lane)
         if kind != "read":
             for offset in range(size):
                 flat[where + offset] = True

@@ -198,7 +198,9 @@ def _call(name: str, arguments: list[Value], ieee: bool) -> Value:
     if match := _CONVERSION.match(name):
         kind, width = match[3], int(match[4])
         (value,) = arguments
-        return Value("f", width, float(value.number), value.signalling) if kind == "f" else _saturate(value, kind, width)
+        return (
+            Value("f", width, float(value.number), value.signalling) if kind == "f" else _saturate(value, kind, width)
+        )
     if name in ("f32_to_snorm", "f16_to_snorm", "f32_to_unorm", "f16_to_unorm"):
         return _norm(arguments[0], "i" if "snorm" in name else "u")
     if match := re.match(r"v_\w+_([fiu])(\d+)$", name):

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-import machine
 import numpy as np
 import pytest
 import torch
+from tinygrad.runtime.autogen.amd.cdna.enum import DSOp, FLATOp, GLOBALOp, MUBUFOp
+from tinygrad.runtime.autogen.amd.cdna.ins import DS, FLAT, GLOBAL, MUBUF
+
+import machine
+from gfx942sim.errors import OutOfRange, SimulationError, UnknownInstruction
 from memory_bench import (
     ALL_LANES,
     NO_SADDR,
@@ -18,10 +22,6 @@ from memory_bench import (
     sgprs,
     vgprs,
 )
-from tinygrad.runtime.autogen.amd.cdna.enum import DSOp, FLATOp, GLOBALOp, MUBUFOp
-from tinygrad.runtime.autogen.amd.cdna.ins import DS, FLAT, GLOBAL, MUBUF
-
-from gfx942sim.errors import OutOfRange, SimulationError, UnknownInstruction
 
 OLD = 0xA5C3_0F1E
 SLOTS = 40

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import machine
 import numpy as np
 import pytest
 import torch
+from tinygrad.runtime.autogen.amd.cdna.enum import DSOp, GLOBALOp
+from tinygrad.runtime.autogen.amd.cdna.ins import DS, GLOBAL
+
+import machine
 from memory_bench import (
     ALL_LANES,
     NO_SADDR,
@@ -16,8 +19,6 @@ from memory_bench import (
     random_words,
     vgprs,
 )
-from tinygrad.runtime.autogen.amd.cdna.enum import DSOp, GLOBALOp
-from tinygrad.runtime.autogen.amd.cdna.ins import DS, GLOBAL
 
 OLD = 0xA5C3_0F1E
 LDS_BYTES = 4096

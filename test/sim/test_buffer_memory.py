@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-import machine
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tinygrad.renderer.amd.dsl import src
+from tinygrad.runtime.autogen.amd.cdna.enum import MUBUFOp
+from tinygrad.runtime.autogen.amd.cdna.ins import MUBUF
+
+import machine
+from gfx942sim.errors import OutOfRange, UnknownInstruction
 from memory_bench import (
     ALL_LANES,
     LOADS,
@@ -24,11 +29,6 @@ from memory_bench import (
     sgprs,
     vgprs,
 )
-from tinygrad.renderer.amd.dsl import src
-from tinygrad.runtime.autogen.amd.cdna.enum import MUBUFOp
-from tinygrad.runtime.autogen.amd.cdna.ins import MUBUF
-
-from gfx942sim.errors import OutOfRange, UnknownInstruction
 
 OLD = 0xA5C3_0F1E
 SIZE = 8192

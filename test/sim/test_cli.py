@@ -9,10 +9,10 @@ import subprocess
 import sys
 
 import pytest
-from test_cost import MIX, report_of
 
 from gfx942sim import CodeObject
 from gfx942sim.cli import main
+from test_cost import MIX, report_of
 
 triton = pytest.importorskip("triton")
 import triton.language as tl  # noqa: E402

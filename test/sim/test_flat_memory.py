@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-import machine
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tinygrad.renderer.amd.dsl import src
+from tinygrad.runtime.autogen.amd.cdna.enum import FLATOp, GLOBALOp
+from tinygrad.runtime.autogen.amd.cdna.ins import FLAT, GLOBAL
+
+import machine
+from gfx942sim.buffers import BufferRegistry
+from gfx942sim.errors import OutOfRange, UnknownInstruction
 from memory_bench import (
     ALL_LANES,
     LOADS,
@@ -25,11 +31,6 @@ from memory_bench import (
     sgprs,
     vgprs,
 )
-from tinygrad.renderer.amd.dsl import src
-from tinygrad.runtime.autogen.amd.cdna.enum import FLATOp, GLOBALOp
-from tinygrad.runtime.autogen.amd.cdna.ins import FLAT, GLOBAL
-
-from gfx942sim.errors import OutOfRange, UnknownInstruction
 
 OLD = 0xA5C3_0F1E
 SIZE = 16384
@@ -271,6 +272,21 @@ def test_a_store_out_of_range_is_an_error_and_null_too(exec):
         with pytest.raises(OutOfRange, match="no buffer is registered"):
             machine.run([instruction], vgpr=vgpr, sgpr=sgpr, exec=exec)
         machine.run([instruction], vgpr=vgpr, sgpr=sgpr, exec=0)
+
+
+def test_the_registry_forgets_what_is_removed():
+    registry, memory = BufferRegistry(), aligned_buffer(random_bytes(15, 64))
+    start, lanes = memory.ctypes.data, np.ones((1, 64), bool)
+    address = np.full((1, 64), start)
+    with registry.temporarily([(start, 64, "for a while")]):
+        assert registry.check(address, lanes, 16, "read") == (start, start + 16)
+    with pytest.raises(OutOfRange, match="no buffer"):
+        registry.check(address, lanes, 4, "read")
+    registry.add(memory)
+    registry.check(address, lanes, 64, "read")
+    registry.remove_range(start)
+    with pytest.raises(OutOfRange, match="no buffer"):
+        registry.check(address, lanes, 4, "read")
 
 
 # Loads to LDS

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-import machine
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tinygrad.runtime.autogen.amd.cdna.enum import DSOp
+from tinygrad.runtime.autogen.amd.cdna.ins import DS
+
+import machine
+from gfx942sim.errors import OutOfRange, SimulationError, UnknownInstruction
 from memory_bench import (
     ALL_LANES,
     SELECTIONS,
@@ -19,10 +23,6 @@ from memory_bench import (
     random_words,
     vgprs,
 )
-from tinygrad.runtime.autogen.amd.cdna.enum import DSOp
-from tinygrad.runtime.autogen.amd.cdna.ins import DS
-
-from gfx942sim.errors import OutOfRange, SimulationError, UnknownInstruction
 
 LDS_BYTES = 4096
 OLD = 0xA5C3_0F1E

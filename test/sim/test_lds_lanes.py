@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import machine
 import numpy as np
 import pytest
-from memory_bench import SELECTIONS, offsets, random_words, vgprs
 from tinygrad.runtime.autogen.amd.cdna.enum import DSOp
 from tinygrad.runtime.autogen.amd.cdna.ins import DS
 from tinygrad.runtime.autogen.amd.cdna.str_pcode import PCODE
 
+import machine
 from gfx942sim.lds_lanes import swizzle_source
+from memory_bench import SELECTIONS, offsets, random_words, vgprs
 
 OLD = 0xA5C3_0F1E
 

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-import machine
 import numpy as np
 import pytest
+from tinygrad.renderer.amd.dsl import s, v
+from tinygrad.runtime.autogen.amd.cdna import ins
+
+import machine
+from gfx942sim import mfma
+from gfx942sim.decode import decode
+from gfx942sim.errors import UnknownInstruction
 from matrix_bench import (
     DENSE,
     INDEX,
@@ -30,12 +36,6 @@ from matrix_bench import (
     setup,
     to_registers,
 )
-from tinygrad.renderer.amd.dsl import s, v
-from tinygrad.runtime.autogen.amd.cdna import ins
-
-from gfx942sim import mfma
-from gfx942sim.decode import decode
-from gfx942sim.errors import UnknownInstruction
 
 
 @pytest.mark.parametrize("name", DENSE)

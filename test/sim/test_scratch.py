@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-import machine
 import numpy as np
 import pytest
+from tinygrad.renderer.amd.dsl import src
+from tinygrad.runtime.autogen.amd.cdna.enum import SCRATCHOp
+from tinygrad.runtime.autogen.amd.cdna.ins import SCRATCH
+
+import machine
+from gfx942sim.errors import OutOfRange, UnknownInstruction
 from memory_bench import (
     ALL_LANES,
     LOADS,
@@ -19,11 +24,6 @@ from memory_bench import (
     sgprs,
     vgprs,
 )
-from tinygrad.renderer.amd.dsl import src
-from tinygrad.runtime.autogen.amd.cdna.enum import SCRATCHOp
-from tinygrad.runtime.autogen.amd.cdna.ins import SCRATCH
-
-from gfx942sim.errors import OutOfRange, UnknownInstruction
 
 OLD = 0xA5C3_0F1E
 BYTES = 88

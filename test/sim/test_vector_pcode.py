@@ -6,10 +6,10 @@ import re
 import zlib
 
 import numpy as np
-import pcode
 import pytest
-import vector_bench as bench
 
+import pcode
+import vector_bench as bench
 from gfx942sim import compare, packed, vector, vector_lanes
 
 VECTOR = vector.operations(True)

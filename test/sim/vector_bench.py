@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 import re
 
-import machine
 import numpy as np
 from tinygrad.renderer.amd.dsl import Reg, v
 from tinygrad.runtime.autogen.amd.cdna import enum, ins
+
+import machine
 
 LANES = 64
 VCC_IN = 0xF0F0_A5A5_3C3C_9669
