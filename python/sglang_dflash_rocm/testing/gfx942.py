@@ -24,8 +24,8 @@ if not HARDWARE:
 
 
 @contextmanager
-def flydsl_launches(*tensors: torch.Tensor, **options: Any) -> Iterator[Any]:
-    """Launches of FlyDSL kernels inside may touch `tensors`. Yields the SimulatedDevice, or None on hardware.
+def flydsl_launches(tensors: dict[str, torch.Tensor], **options: Any) -> Iterator[Any]:
+    """Launches of FlyDSL kernels inside may touch `tensors` (by name). Yields the SimulatedDevice, or None on hardware.
 
     Args:
         options: of gfx942sim.launch; ignored on hardware.
@@ -36,8 +36,14 @@ def flydsl_launches(*tensors: torch.Tensor, **options: Any) -> Iterator[Any]:
         return
     from gfx942sim import hip_runtime
 
-    with hip_runtime.simulated_hip(*tensors, **({"uninitialised": "lds"} | options)) as device:
+    with hip_runtime.simulated_hip(tensors, **({"uninitialised": "lds"} | options)) as device:
         yield device
+
+
+def bytes_read(launch: Any, *names: str) -> int:
+    """Bytes that the lanes of a cost-counted launch asked for from buffers of these names."""
+    buffers = launch.cost.buffers.items()
+    return sum(b.get("read_bytes", 0) for label, b in buffers if label.split()[0] in names)
 
 
 @contextmanager

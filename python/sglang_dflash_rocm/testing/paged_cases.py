@@ -31,7 +31,8 @@ def poison(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
 def sparse_pool(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """A pool of any size of which only what is touched takes memory. It is 0 where it was never written."""
     size = int(np.prod(shape)) * dtype.itemsize
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_NORESERVE)
+    no_reserve = getattr(mmap, "MAP_NORESERVE", 0x4000)  # named from Python 3.13 on
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | no_reserve)
     return torch.frombuffer(memory, dtype=dtype).view(*shape)
 
 
@@ -100,8 +101,9 @@ class PagedCase:
         sinks = None if self.sinks is None else self.sinks.to(DEVICE)
         op = PagedAttention(replace(c, partitions=1), DEVICE)
         q, table, lens = (t.to(DEVICE) for t in (self.q, self.page_table, self.seq_lens))
-        touched = [t for t in (out, q, k, v, table, lens, sinks, op.no_sinks, scratch.out, scratch.lse) if t is not None]
-        with flydsl_launches(*touched, **options) as device:
+        touched = dict(out=out, q=q, k_cache=k, v_cache=v, page_table=table, seq_lens=lens, sinks=sinks)
+        touched |= dict(no_sinks=op.no_sinks, partial_out=scratch.out, partial_lse=scratch.lse)
+        with flydsl_launches({name: t for name, t in touched.items() if t is not None}, **options) as device:
             op(
                 out,
                 q,

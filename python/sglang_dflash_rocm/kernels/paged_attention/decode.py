@@ -114,11 +114,16 @@ class Work:
                 self.q_registers.append([ops.load(self.q_tokens, base + piece, 4) for piece in self.q_pieces()])
             return
         per_row = self.c.qk_dim * 2 // 16
-        for start in range(0, s.tiles * TILE_ROWS * per_row, THREADS):
+        pieces = s.tiles * TILE_ROWS * per_row
+        for start in range(0, pieces, THREADS):
             at = self.thread + start
             row, piece = at // per_row, at % per_row
             words = ops.load(self.q_tokens, self.q_offset(self.first_row + row) + piece * 16, 4)
-            self.lds_store(row * s.q_row + piece * 16, words)
+            to = row * s.q_row + piece * 16
+            if start + THREADS <= pieces:
+                self.lds_store(to, words)
+            else:
+                ops.only_if(at < pieces, lambda to=to, words=words: self.lds_store(to, words))
         gpu.barrier()
 
     def q_fragments(self, m):
