@@ -96,7 +96,8 @@ def _division_scale(far: int, tiny: int, step: int):
             np.full_like(value, np.nan),
             np.where(is_denominator, up, value),
             up,
-            np.where(is_denominator, up, value),
+            # The guide scales up here as well, where the denominator is near the largest number and would overflow.
+            np.where(is_denominator, down, value),
             down,
             np.where(is_numerator, up, value),
             up,
@@ -125,10 +126,11 @@ def _division_fma(fma, step: int, bias: int):
     return scaled_fma
 
 
-def _division_fixup(underflow: int | None):
+def _division_fixup(underflow: int | None, overflow: int | None):
     """v_div_fixup: special cases and sign of numerator / denominator, else the quotient's size.
 
-    underflow: the exponent difference below which the result is zero.
+    underflow, overflow: exponent differences below and from which the result is zero or infinite whatever the steps
+    made of it (after an overflow, NaN). The guide's condition for the overflow can never hold, so this one is ours.
     """
 
     def fix(quotient, denominator, numerator):
@@ -139,7 +141,7 @@ def _division_fixup(underflow: int | None):
         size = np.abs(quotient)
         if underflow is not None:
             difference = _exponent_field(numerator) - _exponent_field(denominator)
-            size = np.where(difference < underflow, zero, size)
+            size = np.where(difference < underflow, zero, np.where(difference >= overflow, infinity, size))
         size = np.where(endless_denominator | no_numerator, zero, size)
         size = np.where(no_denominator | endless_numerator, infinity, size)
         result = np.where(negative, -size, size)
@@ -227,10 +229,10 @@ _FIXED: dict[str, Operation] = {
     **table("f64+mask: f64 f64 f64", {"v_div_scale_f64": _division_scale(768, 53, 128)}),
     **table("f32: f32 f32 f32 VCC", {"v_div_fmas_f32": _division_fma(floats.fma32, 64, 127)}),
     **table("f64: f64 f64 f64 VCC", {"v_div_fmas_f64": _division_fma(floats.fma64, 128, 1023)}),
-    **table("f32: f32 f32 f32", {"v_div_fixup_f32": _division_fixup(-150)}),
-    **table("f64: f64 f64 f64", {"v_div_fixup_f64": _division_fixup(-1075)}),
-    **table("f16: f16 f16 f16", {"v_div_fixup_f16": _division_fixup(None)}, preserves_high=True),
-    **table("f16: f16 f16 f16", {"v_div_fixup_legacy_f16": _division_fixup(None)}),
+    **table("f32: f32 f32 f32", {"v_div_fixup_f32": _division_fixup(-150, 129)}),
+    **table("f64: f64 f64 f64", {"v_div_fixup_f64": _division_fixup(-1075, 1025)}),
+    **table("f16: f16 f16 f16", {"v_div_fixup_f16": _division_fixup(None, None)}, preserves_high=True),
+    **table("f16: f16 f16 f16", {"v_div_fixup_legacy_f16": _division_fixup(None, None)}),
     # Packed and dot products that accumulate into the destination
     **table("f32: u32 u32 D:f32", {"v_dot2c_f32_f16": _dot2}),
     **table("u32: u32 u32 D:u32", {"v_pk_fmac_f16": _packed_fma}),
