@@ -209,8 +209,9 @@ class Encoding:
         def write(batch: Batch, waves: Selection, value: np.ndarray) -> None:
             result = finish(value)
             lanes = None if move is None else move.written(batch, waves)
-            batch.write_vgpr(waves, register, result.astype(np.uint32), lanes)
-            batch.write_vgpr(waves, register + 1, (result >> np.uint64(32)).astype(np.uint32), lanes)
+            words = np.ascontiguousarray(result).view(np.uint32)
+            batch.write_vgpr(waves, register, words[..., ::2], lanes)
+            batch.write_vgpr(waves, register + 1, words[..., 1::2], lanes)
 
         return write
 

@@ -48,6 +48,7 @@ BY_HAND = {
     **dict.fromkeys([f"v_cvt_pk_f32_{kind}8" for kind in ("fp", "bf")], "SDWA select"),
     **dict.fromkeys([f"v_cvt_f32_{kind}8" for kind in ("fp", "bf")], "SDWA select"),
     **dict.fromkeys([f"v_cvt_pk_{kind}8_f32" for kind in ("fp", "bf")], "writes by lane number"),
+    "v_trig_preop_f64": "the constant is not in the text",
     "v_cvt_off_f32_i4": "the table is not in the text",
     "v_cvt_pkrtz_f16_f32": "rounding mode",
     "v_mul_legacy_f32": "the sign of zero is in the test by hand",

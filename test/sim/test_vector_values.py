@@ -184,6 +184,24 @@ def test_sine_and_cosine_take_turns(name, function):
     assert np.abs(got - wanted).max() < 6e-4
 
 
+def test_trig_preop_gives_the_bits_of_two_over_pi():
+    """v_trig_preop_f64."""
+    two_over_pi = 2 / Fraction("3.14159265358979323846264338327950288419716939937510582097494459230781640628620899")
+    for angle, skipped in ((1.0, 0), (2.0**53, 0), (2.0**100, 46), (-(2.0**150), 96)):
+        parts = []
+        for segment in range(3):
+            got = run64(f"v_trig_preop_f64 v[2:3], v[4:5], {segment}", np.full((2, 64), angle))[0]
+            assert (got == got[0, 0]).all()
+            parts.append(Fraction(float(got[0, 0])))
+            # Each is a whole number of the last of its 53 bits.
+            assert (parts[-1] * 2 ** (skipped + 53 * (segment + 1))).denominator == 1
+        head = Fraction(math.floor(two_over_pi * 2**skipped), 2**skipped)
+        assert 0 <= two_over_pi - head - sum(parts) < Fraction(1, 2 ** (skipped + 158))
+    huge = run64("v_trig_preop_f64 v[2:3], v[4:5], 0", np.full((2, 64), 2.0**1000))[0][0, 0]
+    shift = 1000 + 1023 - 1077
+    assert 2.0 ** (127 - shift - 10) < huge < 2.0 ** (128 - shift)
+
+
 def test_legacy_names():
     """v_exp_legacy_f32 and v_log_legacy_f32 compute what the plain ones do; v_mul_legacy_f32 has 0 * x = +0."""
     x = np.abs(RNG.normal(size=(2, 64))).astype(np.float32)
