@@ -123,11 +123,8 @@ OPERATIONS: dict[str, Operation] = {
     **table("f32: u32", {"v_cvt_f32_fp8": _from_fp8(fp8.FP8), "v_cvt_f32_bf8": _from_fp8(fp8.BF8)}),
     **table("b64: u32", {"v_cvt_pk_f32_fp8": _pair_from_fp8(fp8.FP8), "v_cvt_pk_f32_bf8": _pair_from_fp8(fp8.BF8)}),
     # op_sel picks the half of the destination; the other one stays.
-    **table(
-        "b16: f32 f32",
-        {"v_cvt_pk_fp8_f32": _pack_fp8("FP8"), "v_cvt_pk_bf8_f32": _pack_fp8("BF8")},
-        preserves_high=True,
-    ),
+    "v_cvt_pk_fp8_f32": Operation(_pack_fp8("FP8"), "b16", ("f32", "f32"), preserves_high=True, largest=240.0),
+    "v_cvt_pk_bf8_f32": Operation(_pack_fp8("BF8"), "b16", ("f32", "f32"), preserves_high=True, largest=57344.0),
     **table(
         "u32: f32 f32",
         {"v_cvt_pkrtz_f16_f32": lambda a, b: pack(to_f16_toward_zero(a), to_f16_toward_zero(b))}

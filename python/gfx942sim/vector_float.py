@@ -279,7 +279,12 @@ _FIXED: dict[str, Operation] = {
     **table("f64: f64", {"v_rcp_f64": _reciprocal, "v_rsq_f64": _reciprocal_root, "v_sqrt_f64": np.sqrt}),
     **table(
         "f16: f16",
-        {"v_exp_f16": np.exp2, "v_log_f16": np.log2, "v_rcp_f16": _reciprocal, "v_rsq_f16": _rounded(_reciprocal_root)}
+        {
+            "v_exp_f16": lambda a: np.exp2(np.minimum(a, np.where(np.isinf(a), a, np.float32(100)))),
+            "v_log_f16": np.log2,
+            "v_rcp_f16": _reciprocal,
+            "v_rsq_f16": _rounded(_reciprocal_root),
+        }
         | {"v_sqrt_f16": np.sqrt, "v_sin_f16": floats.sine_of_turns, "v_cos_f16": _cosine},
     ),
     # Division

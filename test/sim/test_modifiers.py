@@ -299,6 +299,30 @@ def test_denormals_follow_the_mode():
     assert (run("v_add_f16 v2, v3, v3", small, rsrc1=3 << 18).vgpr[2] == 2).all()
 
 
+@pytest.mark.parametrize("exec_mask", [(1 << 64) - 1, SOME])
+def test_fp16_ovfl_saturates_finite_results(exec_mask):
+    """Bit 26 of rsrc1, or MODE bit 23 by s_setreg: Triton sets it in kernels that convert to fp8."""
+    x = np.resize(np.array([300.0, -1e9, 70000.0, 65519.0, 1.0, np.inf, np.nan], np.float32), (2, 64))
+    on = (exec_mask >> LANE.astype(object) & 1).astype(bool)
+    two = halves(np.full((2, 64), 60000.0)) * 0x10001
+    lines = {
+        "v_cvt_pk_fp8_f32 v2, v3, v3": ([0x7F7F, 0xFFFF, 0x7F7F, 0x7F7F, 0x4040, 0x8080, 0x8080], 0x8080),
+        "v_cvt_pk_bf8_f32 v2, v3, v3": ([None, 0xFFFF, 0x7F7F, 0x7F7F, 0x4040, 0x8080, 0x8080], 0x8080),
+        "v_cvt_f16_f32 v2, v3": ([0x5CB0, 0xFBFF, 0x7BFF, 0x7BFF, 0x3C00, 0x7C00, None], 0x7C00),
+        "v_pk_add_f16 v2, v4, v4": ([0x7BFF7BFF] * 7, 0x7C007C00),
+        "v_pk_fma_f16 v2, v4, v4, v4": ([0x7BFF7BFF] * 7, 0x7C007C00),
+        "v_add_f16 v2, v4, v4": ([0x7BFF] * 7, 0x7C00),
+        "v_fma_mixlo_f16 v2, v4, 2.0, v4 op_sel_hi:[1,0,1]": ([0x7BFF] * 7, 0x7C00),
+    }
+    for line, (saturated, otherwise) in lines.items():
+        got = run(line, bits(x), two, old=OLD * 0, rsrc1=KEEP | 1 << 26, exec=exec_mask).vgpr[2]
+        for lane in np.flatnonzero(on):
+            if saturated[lane % 7] is not None:
+                assert got[0, lane] == saturated[lane % 7], (line, lane)
+        plain = run(line, bits(x), two, old=OLD * 0, rsrc1=KEEP, exec=exec_mask).vgpr[2]
+        assert plain[0, np.flatnonzero(on & (LANE % 7 == 2))[0]] == otherwise, line
+
+
 @pytest.mark.parametrize(
     "index,bit", [(1, 0x80), (7, 0x20), (1, 0x08), (7, 0x08)], ids=["clamp", "neg", "op_sel", "omod"]
 )
