@@ -11,9 +11,10 @@ from __future__ import annotations
 import functools
 import re
 
+from tinygrad.runtime.autogen.amd.cdna.str_pcode import PCODE
+
 from pcode_expressions import MEMBER, Expressions
 from pcode_values import FUNCTIONS, NotEvaluable, Value, arithmetic, norm, round_exact, saturate
-from tinygrad.runtime.autogen.amd.cdna.str_pcode import PCODE
 
 __all__ = ["NotEvaluable", "evaluate", "find", "round_exact"]
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import machine
 import numpy as np
 import pytest
-from assembler import Assembled, assemble
 
+import machine
+from assembler import Assembled, assemble
 from gfx942sim.errors import UnknownInstruction
 
 X = np.resize(np.array([0.0, -0.0, 1.0, -1.0, np.nan, np.inf, -np.inf, 2.5], np.float32), (2, 64))

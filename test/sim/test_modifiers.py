@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import machine
 import numpy as np
 import pytest
-from assembler import Assembled, assemble
 
+import machine
+from assembler import Assembled, assemble
 from gfx942sim.errors import UnknownInstruction
 from gfx942sim.fp8 import BF8, FP8
 

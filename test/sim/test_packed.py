@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import machine
 import numpy as np
 import pytest
-from assembler import assemble
 
+import machine
+from assembler import assemble
 from gfx942sim.errors import UnknownInstruction
 
 RNG = np.random.default_rng(4)

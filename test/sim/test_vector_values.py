@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 
-import machine
 import numpy as np
-import pcode
 import pytest
-from assembler import assemble
 
+import machine
+import pcode
+from assembler import assemble
 from gfx942sim import floats
 from gfx942sim.fp8 import BF8, FP8
 
