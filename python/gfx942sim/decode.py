@@ -61,8 +61,16 @@ class Instruction:
         """Where an s_branch or s_cbranch goes, bytes from the start of the image."""
         return self.address + 4 + 4 * self.signed("simm16", 16)
 
+    @property
+    def text(self) -> str:
+        """The mnemonic with its operands; without them where the tables have no name for an odd register code."""
+        try:
+            return str(self.raw)
+        except RuntimeError:
+            return self.mnemonic
+
     def __str__(self) -> str:
-        return f"{self.address:#x}: {self.raw}"
+        return f"{self.address:#x}: {self.text}"
 
 
 @functools.lru_cache(maxsize=65536)

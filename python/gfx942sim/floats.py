@@ -165,6 +165,10 @@ def maximum(a: np.ndarray, b: np.ndarray, ieee: bool) -> np.ndarray:
 
 def median(a: np.ndarray, b: np.ndarray, c: np.ndarray, ieee: bool) -> np.ndarray:
     """The middle one; with a NaN among them the minimum of the three."""
+    if a.dtype != np.float16:
+        middle = np.maximum(np.minimum(a, b), np.minimum(np.maximum(a, b), c))
+        if not ((middle == 0) | np.isnan(middle)).any():
+            return middle
     low_ab, high_ab = minimum(a, b, ieee), maximum(a, b, ieee)
     largest = maximum(high_ab, c, ieee)
     middle = np.where(largest == a, maximum(b, c, ieee), np.where(largest == b, maximum(a, c, ieee), high_ab))
@@ -175,10 +179,19 @@ def median(a: np.ndarray, b: np.ndarray, c: np.ndarray, ieee: bool) -> np.ndarra
 
 
 def to_f16_toward_zero(value: np.ndarray) -> np.ndarray:
-    """float32 to f16 bits (uint16), rounded toward zero."""
-    nearest = value.astype(np.float16)
-    too_large = np.abs(nearest.astype(np.float32)) > np.abs(value)
-    return nearest.view(np.uint16) - too_large.astype(np.uint16)
+    """float32 to f16 bits (uint16), rounded toward zero; what is too large becomes the largest finite number."""
+    bits = value.view(np.uint32)
+    size = bits & 0x7FFFFFFF
+    result = (np.minimum(size, np.uint32(0x477FE000)) - np.uint32(0x38000000)) >> 13
+    small = size < 0x38800000
+    if small.any():
+        result = select(
+            small, (np.abs(np.where(small, value, np.float32(0))) * np.float32(2.0**24)).astype(np.uint32), result
+        )
+    special = size >= 0x7F800000
+    if special.any():
+        result = select(special, np.where(size > 0x7F800000, np.uint32(0x7E00), np.uint32(0x7C00)), result)
+    return (result | bits >> 16 & 0x8000).astype(np.uint16)
 
 
 def sine_of_turns(turns: np.ndarray, quarter: float = 0.0) -> np.ndarray:

@@ -36,6 +36,7 @@ _ARRAYS = {
     **{"u64": np.uint64, "b64": np.uint64, "i64": np.int64},
 }
 _SMALLEST_F16 = 2.0**-14
+_LARGEST_F16 = 65504.0
 _DWORD = 6
 _PAD, _SIGN_EXTEND, _PRESERVE = 0, 1, 2
 _OMOD = {1: 2.0, 2: 4.0, 3: 0.5}
@@ -196,6 +197,8 @@ class Encoding:
         move = self.move
 
         def write(batch: Batch, waves: Selection, value: np.ndarray) -> None:
+            if kind == "f16":
+                value = saturated(batch, waves, value, _LARGEST_F16)
             result = finish(value)
             if place is not None:
                 result = place(batch, waves, result)
@@ -209,8 +212,9 @@ class Encoding:
         def write(batch: Batch, waves: Selection, value: np.ndarray) -> None:
             result = finish(value)
             lanes = None if move is None else move.written(batch, waves)
-            batch.write_vgpr(waves, register, result.astype(np.uint32), lanes)
-            batch.write_vgpr(waves, register + 1, (result >> np.uint64(32)).astype(np.uint32), lanes)
+            words = np.ascontiguousarray(result).view(np.uint32)
+            batch.write_vgpr(waves, register, words[..., ::2], lanes)
+            batch.write_vgpr(waves, register + 1, words[..., 1::2], lanes)
 
         return write
 
@@ -262,6 +266,16 @@ class Encoding:
 def ieee_mode(descriptor: Descriptor) -> bool:
     """The IEEE bit of MODE at the kernel's start."""
     return bool(descriptor.rsrc1 >> 23 & 1)
+
+
+def saturated(batch: Batch, waves: Selection, value: np.ndarray, largest: float) -> np.ndarray:
+    """With MODE.FP16_OVFL, finite numbers clipped to the range of a narrower format; infinities and NaN stay."""
+    chosen = batch.saturates_f16[waves]
+    if not chosen.any():
+        return value
+    clipped = np.clip(value, value.dtype.type(-largest), value.dtype.type(largest))
+    extra = (1,) * (value.ndim - 1)
+    return np.where(np.isfinite(value) & chosen.reshape(-1, *extra), clipped, value)
 
 
 def lane_mask(code: int) -> Reader:

@@ -15,6 +15,7 @@ class Operation(NamedTuple):
     result: a type; with "+mask" behind it the function also returns the lanes whose bit of the carry output is set.
     sources: types, in the order of the encoding's sources. "D:type" is the old destination, "K:type" the literal.
     saturates: the CLAMP bit saturates the integer result. The function then gets int64 and must compute exactly.
+    largest: with MODE.FP16_OVFL, finite operands are clipped to this size before the conversion. 0: they are not.
     preserves_high: a 16-bit result leaves bits 16..31 of the register as they were.
     """
 
@@ -23,6 +24,7 @@ class Operation(NamedTuple):
     sources: tuple[str, ...]
     saturates: bool = False
     preserves_high: bool = False
+    largest: float = 0.0
 
 
 def table(

@@ -17,7 +17,7 @@ from . import floats, operands
 from .code_object import Descriptor
 from .decode import Instruction
 from .errors import UnknownInstruction
-from .modifiers import ieee_mode
+from .modifiers import ieee_mode, saturated
 from .state import AGPR, Batch, Selection
 from .vector_int import dot_products, signed_field, unsigned_field
 
@@ -112,7 +112,7 @@ def _half_handler(fields: _Fields, function: Callable, count: int, as_half: bool
             result = floats.clamp_to_one(result, nan_to_zero)
         if flushing:
             result = floats.flush(result, 2.0**-14)
-        bits = result.view(np.uint16) if as_half else floats.to_f16(result)
+        bits = result.view(np.uint16) if as_half else floats.to_f16(saturated(batch, waves, result, 65504.0))
         _write_halves(batch, waves, register, bits)
 
     return handler
@@ -203,7 +203,7 @@ def _mix_handler(fields: _Fields, part: str) -> Handler:
         bits = result.view(np.uint32)
         if part != "_f32":
             kept = batch.vgpr[register][waves] & (0xFFFF0000 >> shift)
-            bits = kept | floats.to_f16(result).astype(np.uint32) << shift
+            bits = kept | floats.to_f16(saturated(batch, waves, result, 65504.0)).astype(np.uint32) << shift
         batch.write_vgpr(waves, register, bits)
 
     return handler

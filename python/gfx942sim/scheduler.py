@@ -126,13 +126,13 @@ class Scheduler:
         except SimulationError as error:
             if step is None:
                 raise
-            raise error.at(self.program.kernel, step.instruction.address, str(step.instruction.raw)) from None
+            raise error.at(self.program.kernel, step.instruction.address, step.instruction.text) from None
         self.executed += ran * count
         if self.executed > self.limit:
             raise NoProgress(
                 f"{self.executed} wave-instructions and not at the end; waves are at "
                 f"{sorted({hex(p) for p in batch.pc[~batch.done].tolist()})} (raise max_instructions if that is right)"
-            ).at(self.program.kernel, address, str(step.instruction.raw))
+            ).at(self.program.kernel, address, step.instruction.text)
 
     def _release_barriers(self) -> None:
         """Let the waves of a work-group go on when every live one of them has reached s_barrier."""

@@ -49,7 +49,7 @@ class Batch:
 
     Shapes (W waves, G work-groups): sgpr uint32 [128, W] (VCC, M0 and EXEC at their source codes), scc uint32 [W],
     vgpr uint32 [256 or 512, W, 64] (AGPRs from 256), exec bool [W, 64] (kept equal to sgpr[126:128]), pc int64 [W]
-    (bytes from the start of the image), done and waiting bool [W], lds uint8 [G, lds_bytes].
+    (bytes from the start of the image), done, waiting and saturates_f16 bool [W], lds uint8 [G, lds_bytes].
     """
 
     def __init__(
@@ -82,6 +82,8 @@ class Batch:
         self.pc = np.zeros(self.waves, np.int64)
         self.done = np.zeros(self.waves, bool)
         self.waiting = np.zeros(self.waves, bool)
+        # MODE.FP16_OVFL: f16 and fp8 results that overflow become the largest finite number. s_setreg may change it.
+        self.saturates_f16 = np.full(self.waves, bool(descriptor.rsrc1 >> 26 & 1))
 
         # Rows are a multiple of 16 bytes apart, so that a wide view of the flat array is aligned for every group.
         self.lds_bytes = lds_bytes

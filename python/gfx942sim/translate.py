@@ -82,7 +82,7 @@ class Program:
             try:
                 handler = translate(instruction, self.descriptor)
             except SimulationError as error:
-                raise error.at(self.kernel, address, str(instruction.raw)) from None
+                raise error.at(self.kernel, address, instruction.text) from None
             found = Step(handler, address + instruction.size, instruction.ends_block, instruction)
             self.steps[address] = found
         return found

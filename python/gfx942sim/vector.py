@@ -11,7 +11,7 @@ from . import vector_convert, vector_float, vector_int, vector_lanes
 from .code_object import Descriptor
 from .decode import Instruction
 from .errors import UnknownInstruction
-from .modifiers import Encoding, Reader, Writer, ieee_mode
+from .modifiers import Encoding, Reader, Writer, ieee_mode, saturated
 from .operation import Operation
 from .state import VCC, Batch, Selection
 
@@ -69,7 +69,13 @@ def _readers(encoding: Encoding, operation: Operation) -> list[Reader]:
         else:
             readers.append(encoding.reader(source, index))
             index += 1
+    if operation.largest:
+        return [_limited(reader, operation.largest) for reader in readers]
     return readers
+
+
+def _limited(read: Reader, largest: float) -> Reader:
+    return lambda batch, waves: saturated(batch, waves, read(batch, waves), largest)
 
 
 def compose(function: Callable[..., np.ndarray], readers: list[Reader], write: Writer) -> Handler:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 
 from . import fp8
@@ -42,8 +44,21 @@ def _byte_to_float(index: int):
     return lambda value: (value >> 8 * index & 0xFF).astype(np.float32)
 
 
-def _pack_fp8(number_table: np.ndarray):
-    return lambda a, b: (fp8.encode(a, number_table) | fp8.encode(b, number_table) << 8).astype(np.uint16)
+@functools.cache
+def _fp8_codes(name: str) -> np.ndarray:
+    """Bytes by sign, exponent and 8 bits of the fraction of a float32, and whether any of the rest is set."""
+    heads = np.arange(1 << 18, dtype=np.uint32)
+    with np.errstate(invalid="ignore"):
+        return fp8.encode((heads >> 1 << 15 | heads & 1).view(np.float32), getattr(fp8, name)).astype(np.uint16)
+
+
+def _encode_fp8(value: np.ndarray, name: str) -> np.ndarray:
+    bits = value.view(np.uint32)
+    return _fp8_codes(name)[bits >> 15 << 1 | (bits & 0x7FFF != 0)]
+
+
+def _pack_fp8(name: str):
+    return lambda a, b: _encode_fp8(a, name) | _encode_fp8(b, name) << 8
 
 
 def _from_fp8(number_table: np.ndarray):
@@ -108,11 +123,8 @@ OPERATIONS: dict[str, Operation] = {
     **table("f32: u32", {"v_cvt_f32_fp8": _from_fp8(fp8.FP8), "v_cvt_f32_bf8": _from_fp8(fp8.BF8)}),
     **table("b64: u32", {"v_cvt_pk_f32_fp8": _pair_from_fp8(fp8.FP8), "v_cvt_pk_f32_bf8": _pair_from_fp8(fp8.BF8)}),
     # op_sel picks the half of the destination; the other one stays.
-    **table(
-        "b16: f32 f32",
-        {"v_cvt_pk_fp8_f32": _pack_fp8(fp8.FP8), "v_cvt_pk_bf8_f32": _pack_fp8(fp8.BF8)},
-        preserves_high=True,
-    ),
+    "v_cvt_pk_fp8_f32": Operation(_pack_fp8("FP8"), "b16", ("f32", "f32"), preserves_high=True, largest=240.0),
+    "v_cvt_pk_bf8_f32": Operation(_pack_fp8("BF8"), "b16", ("f32", "f32"), preserves_high=True, largest=57344.0),
     **table(
         "u32: f32 f32",
         {"v_cvt_pkrtz_f16_f32": lambda a, b: pack(to_f16_toward_zero(a), to_f16_toward_zero(b))}

@@ -63,26 +63,30 @@ def _exponent_field(value):
     return bits.astype(np.int32)
 
 
+def _normal(exponent, overflow: int):
+    """Neither zero, denormal, infinite nor NaN; the largest exponent field is 2 * (overflow - 2)."""
+    return (exponent >= 1) & (exponent <= 2 * (overflow - 2))
+
+
 def _denormal(value):
     return (value != 0) & (np.abs(value) < np.finfo(value.dtype).smallest_normal)
 
 
-def _division_scale(far: int, tiny: int, step: int):
+def _division_scale(far: int, tiny: int, step: int, bias: int):
     """v_div_scale: prepares a / b for the Newton steps; a is `numerator`, b `denominator`, and `value` is one of them.
 
     Args:
         far: exponent difference from which the quotient may overflow. tiny: exponent field up to which a numerator
-            loses bits in the steps. step: the power of two that is applied.
+            loses bits in the steps. step: the power of two that is applied. bias: of the format's exponent field.
     """
 
-    def scale(value, denominator, numerator):
-        value, denominator, numerator = np.broadcast_arrays(value, denominator, numerator)
+    def special(value, denominator, numerator):
         up, down = (np.ldexp(value, power) for power in (step, -step))
         inverse, quotient = 1 / denominator, numerator / denominator
         is_denominator, is_numerator = value == denominator, value == numerator
         small_inverse, small_quotient = _denormal(inverse), _denormal(quotient)
         numerator_exponent = _exponent_field(numerator)
-        # The first condition that holds decides; what follows it does not matter.
+        # The first condition that holds decides; each has its value and whether VCC is set.
         conditions = [
             (numerator == 0) | (denominator == 0),
             numerator_exponent - _exponent_field(denominator) >= far,
@@ -96,14 +100,28 @@ def _division_scale(far: int, tiny: int, step: int):
             np.full_like(value, np.nan),
             np.where(is_denominator, up, value),
             up,
-            np.where(is_denominator, up, value),
+            # The guide scales up here as well, where the denominator is near the largest number and would overflow.
+            np.where(is_denominator, down, value),
             down,
             np.where(is_numerator, up, value),
             up,
         ]
-        rescaled = [False, True, False, True, False, True, False]
-        shape = np.zeros(value.shape, bool)
-        return np.select(conditions, values, value), np.select(conditions, [shape | flag for flag in rescaled], False)
+        rescaled = np.select(conditions, [0, 1, 0, 1, 0, 1, 0], 0)
+        return np.select(conditions, values, value), rescaled != 0
+
+    def scale(value, denominator, numerator):
+        value, denominator, numerator = np.broadcast_arrays(value, denominator, numerator)
+        top, bottom = _exponent_field(numerator), _exponent_field(denominator)
+        difference = top - bottom
+        # None of the conditions can hold for these, so the value stays.
+        ordinary = (
+            (bottom >= 1) & (bottom <= 2 * bias - 2) & (top > tiny) & (difference < far) & (difference > 1 - bias)
+        )
+        result, rescaled = value.copy(), np.zeros(value.shape, bool)
+        if not ordinary.all():
+            rest = ~ordinary
+            result[rest], rescaled[rest] = special(value[rest], denominator[rest], numerator[rest])
+        return result, rescaled
 
     return scale
 
@@ -125,13 +143,14 @@ def _division_fma(fma, step: int, bias: int):
     return scaled_fma
 
 
-def _division_fixup(underflow: int | None):
+def _division_fixup(underflow: int | None, overflow: int | None):
     """v_div_fixup: special cases and sign of numerator / denominator, else the quotient's size.
 
-    underflow: the exponent difference below which the result is zero.
+    underflow, overflow: exponent differences below and from which the result is zero or infinite whatever the steps
+    made of it (after an overflow, NaN). The guide's condition for the overflow can never hold, so this one is ours.
     """
 
-    def fix(quotient, denominator, numerator):
+    def special(quotient, denominator, numerator):
         negative = np.signbit(denominator) ^ np.signbit(numerator)
         zero, infinity, nan = (quotient.dtype.type(v) for v in (0, np.inf, np.nan))
         no_denominator, no_numerator = denominator == 0, numerator == 0
@@ -139,7 +158,7 @@ def _division_fixup(underflow: int | None):
         size = np.abs(quotient)
         if underflow is not None:
             difference = _exponent_field(numerator) - _exponent_field(denominator)
-            size = np.where(difference < underflow, zero, size)
+            size = np.where(difference < underflow, zero, np.where(difference >= overflow, infinity, size))
         size = np.where(endless_denominator | no_numerator, zero, size)
         size = np.where(no_denominator | endless_numerator, infinity, size)
         result = np.where(negative, -size, size)
@@ -148,7 +167,48 @@ def _division_fixup(underflow: int | None):
         result = np.where(np.isnan(denominator), denominator, result)
         return np.where(np.isnan(numerator), numerator, result)
 
+    def fix(quotient, denominator, numerator):
+        if underflow is None:
+            return special(quotient, denominator, numerator)
+        quotient, denominator, numerator = np.broadcast_arrays(quotient, denominator, numerator)
+        result = np.copysign(quotient, denominator * np.copysign(quotient.dtype.type(1), numerator))
+        top, bottom = _exponent_field(numerator), _exponent_field(denominator)
+        ordinary = (_normal(top, overflow) & _normal(bottom, overflow)) & (
+            (top - bottom >= underflow) & (top - bottom < overflow)
+        )
+        if not ordinary.all():
+            rest = ~ordinary
+            result[rest] = special(quotient[rest], denominator[rest], numerator[rest])
+        return result
+
     return fix
+
+
+@functools.cache
+def _two_over_pi(bits: int) -> int:
+    """floor(2 / pi * 2^bits), by Machin's formula."""
+    one = 1 << (bits + 64)
+
+    def arctangent_of_inverse(n: int) -> int:
+        total, power, k = 0, one // n, 1
+        while power:
+            total += power // k if k % 4 == 1 else -(power // k)
+            power, k = power // (n * n), k + 2
+        return total
+
+    pi = 4 * (4 * arctangent_of_inverse(5) - arctangent_of_inverse(239))
+    return (2 * one << bits) // pi
+
+
+def _segment_of_two_over_pi(value, segment):
+    """v_trig_preop_f64: 53 of the 1201 bits of 2 / pi that count for an angle of this size, at their place."""
+    exponent, segment = np.broadcast_arrays(_exponent_field(value), segment.astype(np.int32) & 31)
+    shift = segment * 53 + np.maximum(exponent - 1077, 0)
+    shifts, place = np.unique(shift, return_inverse=True)
+    all_bits = _two_over_pi(1201)
+    parts = [float((all_bits << int(s)) >> (1201 - 53) & ((1 << 53) - 1)) for s in shifts]
+    scale = -53 - shift + np.where(exponent >= 1968, 128, 0)
+    return np.ldexp(np.array(parts)[place].reshape(shift.shape), scale)
 
 
 def _dot2(a, b, total):
@@ -219,18 +279,24 @@ _FIXED: dict[str, Operation] = {
     **table("f64: f64", {"v_rcp_f64": _reciprocal, "v_rsq_f64": _reciprocal_root, "v_sqrt_f64": np.sqrt}),
     **table(
         "f16: f16",
-        {"v_exp_f16": np.exp2, "v_log_f16": np.log2, "v_rcp_f16": _reciprocal, "v_rsq_f16": _rounded(_reciprocal_root)}
+        {
+            "v_exp_f16": lambda a: np.exp2(np.minimum(a, np.where(np.isinf(a), a, np.float32(100)))),
+            "v_log_f16": np.log2,
+            "v_rcp_f16": _reciprocal,
+            "v_rsq_f16": _rounded(_reciprocal_root),
+        }
         | {"v_sqrt_f16": np.sqrt, "v_sin_f16": floats.sine_of_turns, "v_cos_f16": _cosine},
     ),
     # Division
-    **table("f32+mask: f32 f32 f32", {"v_div_scale_f32": _division_scale(96, 23, 64)}),
-    **table("f64+mask: f64 f64 f64", {"v_div_scale_f64": _division_scale(768, 53, 128)}),
+    **table("f32+mask: f32 f32 f32", {"v_div_scale_f32": _division_scale(96, 23, 64, 127)}),
+    **table("f64+mask: f64 f64 f64", {"v_div_scale_f64": _division_scale(768, 53, 128, 1023)}),
     **table("f32: f32 f32 f32 VCC", {"v_div_fmas_f32": _division_fma(floats.fma32, 64, 127)}),
     **table("f64: f64 f64 f64 VCC", {"v_div_fmas_f64": _division_fma(floats.fma64, 128, 1023)}),
-    **table("f32: f32 f32 f32", {"v_div_fixup_f32": _division_fixup(-150)}),
-    **table("f64: f64 f64 f64", {"v_div_fixup_f64": _division_fixup(-1075)}),
-    **table("f16: f16 f16 f16", {"v_div_fixup_f16": _division_fixup(None)}, preserves_high=True),
-    **table("f16: f16 f16 f16", {"v_div_fixup_legacy_f16": _division_fixup(None)}),
+    **table("f64: f64 u32", {"v_trig_preop_f64": _segment_of_two_over_pi}),
+    **table("f32: f32 f32 f32", {"v_div_fixup_f32": _division_fixup(-150, 129)}),
+    **table("f64: f64 f64 f64", {"v_div_fixup_f64": _division_fixup(-1075, 1025)}),
+    **table("f16: f16 f16 f16", {"v_div_fixup_f16": _division_fixup(None, None)}, preserves_high=True),
+    **table("f16: f16 f16 f16", {"v_div_fixup_legacy_f16": _division_fixup(None, None)}),
     # Packed and dot products that accumulate into the destination
     **table("f32: u32 u32 D:f32", {"v_dot2c_f32_f16": _dot2}),
     **table("u32: u32 u32 D:u32", {"v_pk_fmac_f16": _packed_fma}),
