@@ -119,9 +119,9 @@ def store_kv(
     """
     tokens, heads, qk_dim = k.shape
     v_dim = v.shape[2]
-    _check(k, v, k_cache, v_cache, slots, layout, page_size)
     if tokens == 0:
         return
+    _check(k, v, k_cache, v_cache, slots, layout, page_size)
     fp8 = k_cache.dtype == FP8
     _store_kv[(tokens, heads)](
         k,
@@ -150,9 +150,9 @@ def gather_kv(
 ) -> None:
     """Copy slots of a vectorized cache to rows: k [tokens, H, D] and v [tokens, H, Dv] of the cache's dtype."""
     tokens, heads, qk_dim = k.shape
-    _check(k, v, k_cache, v_cache, slots, "vectorized_5d", page_size, dtype=k_cache.dtype)
     if tokens == 0:
         return
+    _check(k, v, k_cache, v_cache, slots, "vectorized_5d", page_size, dtype=k_cache.dtype)
     # Bytes move as bytes: not every GPU that runs this has the fp8 type.
     fp8 = k_cache.dtype == FP8
     tensors = [t.view(torch.uint8) if fp8 else t for t in (k, v, k_cache, v_cache)]
