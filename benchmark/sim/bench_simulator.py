@@ -3,7 +3,8 @@
     python benchmark/sim/bench_simulator.py [--repeat 5] [--context 256]
 
 The kernel is a Triton flash-decoding loop of MiMo's shape (16 query heads, one KV head, QK 192, V 128, bf16), one
-request per work-group. Printed: wave-instructions per second after a warm-up launch, in each mode of checking. Times are of this machine, not of a GPU.
+request per work-group. Printed: wave-instructions per second after a warm-up launch, in each mode of checking. Times
+are of this machine, not of a GPU.
 """
 
 from __future__ import annotations
