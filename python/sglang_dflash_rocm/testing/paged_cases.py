@@ -12,7 +12,7 @@ import torch
 from sglang_dflash_rocm.kernels.kv_cache.layout import FP8, shapes
 from sglang_dflash_rocm.kernels.paged_attention.contract import PagedAttentionContract
 from sglang_dflash_rocm.kernels.paged_attention.launch import PagedAttention, Scratch, kv_dtype
-from sglang_dflash_rocm.kernels.paged_attention.reference import paged_attention
+from sglang_dflash_rocm.kernels.paged_attention.reference import first_visible_key, paged_attention
 
 from .gfx942 import DEVICE, flydsl_launches
 
@@ -41,7 +41,8 @@ class PagedCase:
     """Inputs of one launch. `lens` are keys in front of the block; each request has `contract.q_rows` more.
 
     Keys and values are N(0, 1) times `k_size`; pages are drawn without order from `pages` (default: a few more than are
-    needed); unused slots, unused pages and padding are NaN; unused page-table entries are a page that does not exist.
+    needed). Unused slots and pages, keys in front of the window and padding are NaN; unused page-table entries are a
+    page that does not exist.
     """
 
     contract: PagedAttentionContract
@@ -75,6 +76,9 @@ class PagedCase:
             for pool, dim in ((self.k, c.qk_dim), (self.v, c.v_dim)):
                 rows = torch.randn(len(slots), c.kv_heads, dim) * (self.k_size if pool is self.k else 1.0)
                 as_bytes(pool)[slots] = as_bytes(rows.clamp(-240, 240).to(dtype))
+                # Keys in front of every row's window may have been evicted, and their slots given to others.
+                gone = slots[: first_visible_key(len(slots), c.q_rows, c.window)]
+                as_bytes(pool)[gone] = as_bytes(poison((len(gone), c.kv_heads, dim), dtype))
         self.q = torch.randn(self.requests * c.q_rows, c.q_heads, c.qk_dim).bfloat16()
         self.sinks = torch.randn(c.q_heads) if c.sinks else None
         self.seq_lens = torch.tensor(list(self.lens), dtype=torch.int32)

@@ -66,12 +66,19 @@ def fresh_kernels():
 def test_fault_rows_past_the_end_are_loaded():
     """Without the end of the buffer resource, NaN times a weight of zero reaches the sum."""
 
-    def whole_tile(self, page, first, keys):
-        return load_rows(self, page, first, (keys > 0).select(16, 0))
+    def whole_tile(self, tile, page, first, keys):
+        return load_rows(self, tile, page, first, (keys > 0).select(16, 0))
 
     load_rows = decode_tiles.Tiles.load_rows
     with fresh_kernels(), mock.patch.object(decode_tiles.Tiles, "load_rows", whole_tile):
         assert wrong(PagedCase(FULL, [20]))
+
+
+def test_fault_keys_in_front_of_the_window_are_loaded():
+    """An evicted slot may hold another request's keys, or NaN."""
+    case = PagedCase(SLIDING, [200])
+    with fresh_kernels(), mock.patch.object(decode_tiles.Tiles, "if_visible", lambda self, key, offset: offset):
+        assert wrong(case)
 
 
 def test_fault_the_block_is_not_counted():

@@ -61,9 +61,10 @@ class Work:
 
         self.kv_len = ops.scalar_load(ops.resource(lengths, requests * 4), self.request) + extra
         self.q_first = self.kv_len - c.q_rows  # position of the first query row
-        first_tile = fx.Int32(0)
+        first_tile, self.oldest = fx.Int32(0), None
         if c.window is not None:
-            first_tile = ops.larger(self.q_first - (c.window - 1), fx.Int32(0)) // TILE_KEYS
+            self.oldest = self.q_first - (c.window - 1)  # the first key that some row sees
+            first_tile = ops.larger(self.oldest, fx.Int32(0)) // TILE_KEYS
         end_tile = (self.kv_len + (TILE_KEYS - 1)) // TILE_KEYS
         per_part = (end_tile - first_tile + (c.partitions - 1)) // c.partitions
         self.begin = first_tile + self.part * per_part

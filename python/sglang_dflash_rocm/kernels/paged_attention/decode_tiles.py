@@ -3,7 +3,7 @@
 import flydsl.expr as fx
 
 from . import gfx942_ops as ops
-from .decode_shape import TILE_KEYS
+from .decode_shape import NOWHERE, TILE_KEYS
 
 
 class Tiles:
@@ -13,7 +13,7 @@ class Tiles:
         self.c, self.shape = work.c, work.shape
         self.k_base, self.v_base, self.table, self.table_stride = k_base, v_base, table, table_stride
         self.request, self.head, self.quarter, self.column = work.request, work.head, work.quarter, work.column
-        self.kv_len, self.end = work.kv_len, work.end
+        self.kv_len, self.end, self.oldest = work.kv_len, work.end, work.oldest
 
     def load(self, tile):
         """k_loads Vectors of K and v_loads of V. Rows of a tile that do not exist give 0, or V's are masked later."""
@@ -23,10 +23,16 @@ class Tiles:
         keys = ops.larger(ops.smaller(self.kv_len - tile * TILE_KEYS, fx.Int32(TILE_KEYS)), fx.Int32(0))
         keys = (tile < self.end).select(keys, fx.Int32(0))
         if c.layout == "nhd":
-            return self.load_rows(page, first, keys)
-        return self.load_vectorized(page, first, keys)
+            return self.load_rows(tile, page, first, keys)
+        return self.load_vectorized(tile, page, first, keys)
 
-    def load_rows(self, page, first, keys):
+    def if_visible(self, key, offset):
+        """The offset, or one past the end for a key in front of every row's window: its slot may be another's now."""
+        if self.oldest is None:
+            return offset
+        return (key >= self.oldest).select(offset, fx.Int32(NOWHERE))
+
+    def load_rows(self, tile, page, first, keys):
         """nhd: K in `k_loads` pieces of this lane's key row, V as four key rows of 8 columns."""
         c, s = self.c, self.shape
 
@@ -39,10 +45,15 @@ class Tiles:
         v_rows = rows_at(self.v_base, s.v_row, c.v_dim * s.element)
         k_lane = self.column * s.k_row + self.quarter * 16
         v_lane = self.quarter * (4 * s.v_row) + self.column * (8 * s.element)
+        k_lane = self.if_visible(tile * TILE_KEYS + self.column, k_lane)
         k = [ops.load(k_rows, k_lane + i * 64, 4) for i in range(s.k_loads)]
-        return k + [ops.load(v_rows, v_lane + t * s.v_row, 2 * s.element) for t in range(4)]
+        v = []
+        for t in range(4):
+            offset = self.if_visible(tile * TILE_KEYS + self.quarter * 4 + t, v_lane + t * s.v_row)
+            v.append(ops.load(v_rows, offset, 2 * s.element))
+        return k + v
 
-    def load_vectorized(self, page, first, keys):
+    def load_vectorized(self, tile, page, first, keys):
         """vectorized_5d: a 16-byte piece of K is a chunk of one key, a piece of V neighbouring keys of one column."""
         c, s = self.c, self.shape
 
@@ -55,6 +66,7 @@ class Tiles:
         k_lane = (self.quarter * c.page_size + first + self.column) * 16
         v_lane = (first + self.quarter * 4) // s.chunk * (c.v_dim * 16) + self.column * (8 * 16)
         v_lane = v_lane + (first + self.quarter * 4) % s.chunk * s.element
+        k_lane = self.if_visible(tile * TILE_KEYS + self.column, k_lane)
         k = [ops.load(k_part, k_lane + i * (4 * c.page_size * 16), 4) for i in range(s.k_loads)]
         return k + [ops.load(v_part, v_lane + j * 16, s.element) for j in range(s.v_loads)]
 
@@ -70,6 +82,9 @@ class Tiles:
         if self.c.layout == "vectorized_5d":
             keys = self.kv_len - tile * TILE_KEYS - self.quarter * 4
             mask = ops.first_bytes(keys * s.element, s.element)
+            if self.oldest is not None:
+                gone = ops.first_bytes((self.oldest - tile * TILE_KEYS - self.quarter * 4) * s.element, s.element)
+                mask = [m & ~g for m, g in zip(mask, gone, strict=True)]
             if s.element == 2:
                 return [ops.pair(w[0] & mask[0], w[1] & mask[1]) for w in loaded]
             return [ops.pair(*ops.fp8_to_bf16(w[0] & mask[0])) for w in loaded]
