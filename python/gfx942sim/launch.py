@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from .buffers import BufferRegistry, extent
-from .code_object import LDS_BYTES_PER_CU, Argument, CodeObject
+from .code_object import LDS_BYTES_PER_CU, Argument, CodeObject, Resources
 from .cost import CostCounter, CostReport
 from .errors import BadLaunch
 from .races import LdsRace, LdsRaces, RaceCheck
@@ -31,11 +31,12 @@ Dim = tuple[int, int, int]
 class LaunchResult:
     """What one launch did.
 
-    instructions: wave-instructions executed. seconds: on this machine's clock, of the simulation. cost: counted work,
+    resources: what the kernel takes. instructions: wave-instructions executed. seconds: on this machine's clock, of the simulation. cost: counted work,
     or None. races, uninitialised: findings, when asked for with "report".
     """
 
     kernel: str
+    resources: Resources
     instructions: int
     seconds: float
     cost: CostReport | None = None
@@ -129,7 +130,7 @@ def launch(
             )
             runner = Scheduler(prog, batch, order, seed + first, counts, max_instructions - executed, register_check)
             executed += runner.run()
-    result = LaunchResult(kernel, executed, time.perf_counter() - began)
+    result = LaunchResult(kernel, resources, executed, time.perf_counter() - began)
     if counter is not None:
         total = grid3[0] * grid3[1] * grid3[2]
         result.cost = counter.report(prog, counts, resources, threads, dynamic_lds, len(chosen), total)

@@ -41,7 +41,14 @@ CONFIGS = {
 }
 
 
-@pytest.fixture(scope="module", params=CONFIGS)
+# Widest of all, and so the slowest to start.
+_SLOW = {"tp4-dp4-no-overlap"}
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=[pytest.mark.slow] if name in _SLOW else []) for name in CONFIGS],
+)
 def server(request, models, start_server):
     with start_server(request.param, with_models(CONFIGS[request.param], models)) as running:
         yield running

@@ -28,6 +28,7 @@ def faulty(models, tmp_path):
     return config
 
 
+@pytest.mark.slow
 def test_an_extra_accepted_token_changes_the_tokens(faulty, start_server, load):
     with start_server("fault-accept", faulty("extra_token")) as server:
         answers = check_all_answer(server, lambda: load.ask(server.url), 120)
@@ -35,7 +36,7 @@ def test_an_extra_accepted_token_changes_the_tokens(faulty, start_server, load):
             check_tokens(answers, load.expected)
 
 
-@pytest.mark.parametrize("fault", ["wrong_embedding", "no_draft_kv"])
+@pytest.mark.parametrize("fault", ["wrong_embedding", pytest.param("no_draft_kv", marks=pytest.mark.slow)])
 def test_a_broken_draft_shows_only_in_the_accepted_counts(faulty, start_server, load, single_rank_answers, fault):
     with start_server(f"fault-{fault}", faulty(fault)) as server:
         answers = check_all_answer(server, lambda: load.ask(server.url), 120)

@@ -50,7 +50,7 @@ def drive_mixed_load(server: Server, load, dp: int) -> None:
 
 SHAPES = [
     pytest.param(4, 2, id="tp4-dp2"),
-    pytest.param(2, 2, id="groups-of-one"),
+    pytest.param(2, 2, id="groups-of-one", marks=pytest.mark.slow),
     pytest.param(4, 4, id="tp4-dp4", marks=pytest.mark.slow),
 ]
 
@@ -77,6 +77,7 @@ def test_both_graphs_keep_tokens_counts_and_collectives(
     assert dp == tp or all(tuple(range(i, i + tp // dp)) in groups for i in range(0, tp, tp // dp))
 
 
+@pytest.mark.slow
 def test_without_the_variables_sglang_decides_as_released(models, load, start_server, record):
     """Neutral unless asked for; and what we build on: with an idle peer all ranks verify eagerly, in step."""
     with start_server("graphs-neutral", record(graph_config(models, 2, 2))) as server:
@@ -118,7 +119,9 @@ def test_off_keeps_the_draft_eager_where_sglang_would_capture(models, load, star
             assert bool(replays(server)["draft", "TARGET_VERIFY"]) == captured
 
 
-@pytest.mark.parametrize("variable", ["SGLANG_DFLASH_DRAFT_GRAPH", "SGLANG_DFLASH_IDLE_VERIFY_GRAPH"])
+@pytest.mark.parametrize(
+    "variable", ["SGLANG_DFLASH_DRAFT_GRAPH", pytest.param("SGLANG_DFLASH_IDLE_VERIFY_GRAPH", marks=pytest.mark.slow)]
+)
 def test_asked_for_and_not_captured_stops_the_start(models, tmp_path, variable):
     config = graph_config(models, 2, 2, **{variable: "on"})
     config = dataclasses.replace(config, extra=("--disable-cuda-graph",))

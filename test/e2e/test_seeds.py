@@ -40,6 +40,7 @@ def two_nodes(models, load, record, tmp_path):
     return serve
 
 
+@pytest.mark.slow
 def test_two_nodes_agree_on_one_seed(two_nodes):
     target, draft = two_nodes({})
     assert len(target) == 1 and draft == target

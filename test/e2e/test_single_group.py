@@ -71,6 +71,7 @@ def test_accepted_counts_are_those_of_a_reference_without_sglang(single_rank_ans
     assert {count for run in runs for count in run.accepted} == set(range(8)), "every accept length of the block occurs"
 
 
+@pytest.mark.slow
 def test_dflash_on_two_ranks(dflash_tp2, load, single_rank_answers):
     answers = load.ask(dflash_tp2.url)
     check_tokens(answers, load.expected)

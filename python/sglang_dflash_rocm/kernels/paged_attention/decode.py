@@ -154,17 +154,22 @@ class Work:
         s = self.shape
         k, rows = self.tiles.k_fragments(loaded[: s.k_loads]), loaded[s.k_loads :]
         scores = self.scores(tile, k)
-        exponents = self.exponents(scores, softmax.reference)
-        highest = exponents[0]
-        for e in exponents[1:]:
-            highest = ops.maximum(highest, e)
-        count = len(softmax.flat())
+        tops = [
+            ops.maximum(ops.maximum(*scores[i : i + 2]), ops.maximum(*scores[i + 2 : i + 4]))
+            for i in range(0, len(scores), 4)
+        ]
+        rises = [ops.fma(top, self.scale, -before) for top, before in zip(tops, softmax.reference, strict=True)]
+        highest = rises[0]
+        for rise in rises[1:]:
+            highest = ops.maximum(highest, rise)
         state = ops.when(
             ops.any_lane(highest > fx.Float32(SLACK)),
-            [*softmax.flat(), *exponents],
-            lambda state: self.move_references(Softmax.from_flat(state[:count], s), scores),
+            softmax.flat(),
+            lambda state: self.move_references(Softmax.from_flat(state, s), tops),
         )
-        softmax, exponents = Softmax.from_flat(state[:count], s), state[count:]
+        softmax = Softmax.from_flat(state, s)
+        # In base 2, and made only now: next to the first reference, NOTHING, a score has no digits left.
+        exponents = [ops.fma(score, self.scale, -softmax.reference[i // 4]) for i, score in enumerate(scores)]
         p = []
         for m in range(s.tiles):
             weights = [ops.exp2(e) for e in exponents[4 * m : 4 * m + 4]]
@@ -196,20 +201,14 @@ class Work:
                 found.append(seen.select(score[r], fx.Float32(float("-inf"))))
         return found
 
-    def exponents(self, scores, reference):
-        """Scaled scores minus the row's reference, in base 2."""
-        return [ops.fma(score, self.scale, -reference[i // 4]) for i, score in enumerate(scores)]
-
-    def move_references(self, softmax, scores):
+    def move_references(self, softmax, tops):
         """Raise each row's reference to its highest score so far, and scale what was summed under the old one.
 
-        Exponents are made anew from the scores: next to the first reference, NOTHING, they have no digits left.
+        Args:
+            tops: per row tile, this lane's highest score of the tile, unscaled.
         """
         s = self.shape
-        for m in range(s.tiles):
-            top = scores[4 * m]
-            for r in range(1, 4):
-                top = ops.maximum(top, scores[4 * m + r])
+        for m, top in enumerate(tops):
             for distance in (16, 32):
                 top = ops.maximum(top, top.shuffle_xor(distance, LANES))
             before = softmax.reference[m]
@@ -218,7 +217,7 @@ class Work:
             softmax.total[m] = softmax.total[m] * fade
             for j in range(s.columns):
                 softmax.sums[m * s.columns + j] = softmax.sums[m * s.columns + j] * fade
-        return [*softmax.flat(), *self.exponents(scores, softmax.reference)]
+        return softmax.flat()
 
 
 def build(contract: PagedAttentionContract):

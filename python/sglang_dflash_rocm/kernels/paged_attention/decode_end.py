@@ -25,19 +25,22 @@ class End:
     def agree(self, softmax):
         """Per tile the factor that this wave's sums get; writes the LSE of a partition."""
         c, s = self.c, self.shape
+        lane = ops.lane_id()  # the loop has no register left to keep these in
+        self.thread = self.work.wave * LANES + lane
+        self.quarter, self.column = lane // 16, lane % 16
         for m in range(s.tiles):
             for distance in (16, 32):
                 softmax.total[m] = softmax.total[m] + softmax.total[m].shuffle_xor(distance, LANES)
         gpu.barrier()
-        slot = (self.work.wave * s.tiles * TILE_ROWS + self.work.column) * 4
+        slot = (self.work.wave * s.tiles * TILE_ROWS + self.column) * 4
         for m in range(s.tiles):
             self.work.lds_store(slot + m * 64, ops.words(softmax.reference[m]))
             self.work.lds_store(slot + m * 64 + s.exchange, ops.words(softmax.total[m]))
         gpu.barrier()
         factors = []
         for m in range(s.tiles):
-            row = self.work.row_of(m)
-            slots = [(w * s.tiles * TILE_ROWS + self.work.column) * 4 + m * 64 for w in range(WAVES)]
+            row = self.work.first_row + m * TILE_ROWS + self.column
+            slots = [(w * s.tiles * TILE_ROWS + self.column) * 4 + m * 64 for w in range(WAVES)]
             references = [ops.float_at(self.work.lds_load(at, 1)) for at in slots]
             totals = [ops.float_at(self.work.lds_load(at + s.exchange, 1)) for at in slots]
             terms = list(zip(totals, references, strict=True))
@@ -56,7 +59,7 @@ class End:
             factors.append(some.select(ops.exp2(softmax.reference[m] - top) * inverse, fx.Float32(0.0)))
             if c.partitions > 1:
                 lse = some.select(top + ops.log2(whole), fx.Float32(float("-inf")))
-                mine = (self.work.wave == 0) & (self.work.quarter == 0)
+                mine = (self.work.wave == 0) & (self.quarter == 0)
                 to = mine.select(row * 4, fx.Int32(NOWHERE))
                 ops.store(self.partial_rows(self.partial_lse, 4), to, ops.words(lse))
         return factors
@@ -70,12 +73,12 @@ class End:
     def add_up(self, sums, factors) -> None:
         """Sum over the waves through LDS, half the columns of one row tile at a time, and write."""
         s = self.shape
-        row_in_tile, dim_in_half = self.work.thread // 16, self.work.thread % 16 * 4
+        row_in_tile, dim_in_half = self.thread // 16, self.thread % 16 * 4
         for m in range(s.tiles):
             values = [sums[m * s.columns + j] * factors[m] for j in range(s.columns)]
             for half in range(2):
                 gpu.barrier()
-                ops.only_if(self.work.quarter // 2 == half, lambda values=values: self.put(values))
+                ops.only_if(self.quarter // 2 == half, lambda values=values: self.put(values))
                 gpu.barrier()
                 parts = [
                     ops.floats(self.work.lds_load((w * TILE_ROWS + row_in_tile) * HALF_ROW_BYTES + dim_in_half * 4, 4))
@@ -86,7 +89,7 @@ class End:
 
     def put(self, values) -> None:
         """This lane's 32 neighbouring columns, 8 * (4 * quarter + r) + j, of its row."""
-        at = (self.work.wave * TILE_ROWS + self.work.column) * HALF_ROW_BYTES + self.work.quarter % 2 * 128
+        at = (self.work.wave * TILE_ROWS + self.column) * HALF_ROW_BYTES + self.quarter % 2 * 128
         for r in range(4):
             for j in range(0, self.shape.columns, 4):
                 piece = ops.vector_words([values[j + i][r] for i in range(4)])

@@ -37,14 +37,16 @@ class Tiles:
         c, s = self.c, self.shape
 
         def rows_at(base, row_bytes, head_bytes):
-            start = base + fx.Int64(page) * fx.Int64(c.page_size * row_bytes)
-            start = start + fx.Int64(first * row_bytes + self.head * head_bytes)
-            return ops.resource(start, ops.larger(keys * row_bytes - self.head * head_bytes, fx.Int32(0)))
+            start = base + fx.Int64(page) * fx.Int64(c.page_size * row_bytes) + fx.Int64(self.head * head_bytes)
+            end = (keys > 0).select((first + keys) * row_bytes - self.head * head_bytes, fx.Int32(0))
+            return ops.resource(start, end)
 
         k_rows = rows_at(self.k_base, s.k_row, c.qk_dim * s.element)
         v_rows = rows_at(self.v_base, s.v_row, c.v_dim * s.element)
-        k_lane = self.column * s.k_row + self.quarter * 16
-        v_lane = self.quarter * (4 * s.v_row) + self.column * (8 * s.element)
+        # The place in the page is part of the lane's offset, which so changes in the loop: otherwise the compiler keeps
+        # one offset per load in a register of its own.
+        k_lane = (first + self.column) * s.k_row + self.quarter * 16
+        v_lane = (first + self.quarter * 4) * s.v_row + self.column * (8 * s.element)
         k_lane = self.if_visible(tile * TILE_KEYS + self.column, k_lane)
         k = [ops.load(k_rows, k_lane + i * 64, 4) for i in range(s.k_loads)]
         v = []

@@ -68,6 +68,13 @@ def uniform(value):
     return fx.Int32(rocdl.readfirstlane(T.i32, raw(value)))
 
 
+def lane_id():
+    """The lane's number in its wave, made anew: for code that should not keep it in a register from the start."""
+    ones = raw(fx.Int32(-1))
+    low = llvm.call_intrinsic(T.i32, "llvm.amdgcn.mbcnt.lo", [ones, raw(fx.Int32(0))], [], [])
+    return fx.Int32(llvm.call_intrinsic(T.i32, "llvm.amdgcn.mbcnt.hi", [ones, low], [], []))
+
+
 def any_lane(condition):
     """Wave-uniform: is the condition true in some lane?"""
     mask = fx.Int64(rocdl.ballot(ir.IntegerType.get_signless(64), raw(condition)))
