@@ -175,7 +175,7 @@ class _Record:
         """The accesses as cells of the record, one group for all that share their history. None: there are none."""
         batch = self.batch
         groups, slots = batch.group_of[selection], batch.wave_in_group[selection]
-        waves, rows = self._representatives(groups, slots, address, active)
+        waves, rows = self._representatives(selection, groups, slots, address, active)
         address, active, groups, slots = address[waves], active[waves], groups[waves], slots[waves]
         # Accesses outside of the LDS are the business of whoever makes them.
         taking_part = active & (address >= 0) & (address <= self.bytes - size)
@@ -211,12 +211,11 @@ class _Record:
             self.planes = {kind: plane.repeat(factor, axis=1) for kind, plane in self.planes.items()}
             self.cell_bytes = smaller
 
-    def _representatives(self, groups, slots, address, active) -> tuple[Selection, np.ndarray]:
+    def _representatives(self, selection, groups, slots, address, active) -> tuple[Selection, np.ndarray]:
         """Which of the waves to look at, and the row of each of these. Their groups' rows may be written."""
-        if self._in_unison(groups, slots, address, active):
-            per_group = int(np.count_nonzero(groups == groups[0]))
-            present = groups[::per_group]
-            leaders = self._share(present)
+        per_group = self._waves_per_group(selection, groups, slots)
+        if per_group and _all_alike(address, active, len(groups) // per_group):
+            leaders = self._share(groups[::per_group])
             if len(leaders) == 1:
                 waves = slice(0, per_group)
             else:
@@ -229,31 +228,32 @@ class _Record:
             waves = slice(None)
         return waves, self.row_of[groups[waves]]
 
-    @staticmethod
-    def _in_unison(groups, slots, address, active) -> bool:
-        """The same waves of each group access the same offsets."""
+    def _waves_per_group(self, selection: Selection, groups, slots) -> int:
+        """How many waves of each group are selected, if they are the same ones in all of them, else 0."""
+        if isinstance(selection, slice):
+            return self.batch.waves_per_group
         per_group = int(np.count_nonzero(groups == groups[0]))
         if len(groups) % per_group:
-            return False
-        by_group, shape = groups.reshape(-1, per_group), (len(groups) // per_group, -1)
+            return 0
+        by_group = groups.reshape(-1, per_group)
         # Each block of `per_group` waves is one group, and no group has two blocks.
         if not (by_group == by_group[:, :1]).all() or not (np.diff(by_group[:, 0]) > 0).all():
-            return False
-        if not (slots.reshape(shape) == slots[:per_group]).all():
-            return False
-        address, active = address.reshape(shape), active.reshape(shape)
-        same = address == address[0]
-        return bool(same.all() or (same | ~active).all()) and bool((active == active[0]).all())
+            return 0
+        return per_group if (slots.reshape(-1, per_group) == slots[:per_group]).all() else 0
 
     def _share(self, present: np.ndarray) -> np.ndarray:
         """Groups that do the same thing now: the ones that had a row in common keep one in common.
 
         Returns the index in `present` of one group for each row.
         """
-        rows, leaders, counts = np.unique(self.row_of[present], return_index=True, return_counts=True)
+        row_of = self.row_of[present]
+        if (row_of == row_of[0]).all():
+            rows, leaders, counts = row_of[:1], np.zeros(1, np.int64), np.array([len(present)])
+        else:
+            rows, leaders, counts = np.unique(row_of, return_index=True, return_counts=True)
         for row, count in zip(rows.tolist(), counts.tolist(), strict=True):
             if row == _CLEAN or count < self.members[row]:
-                self._move(present[self.row_of[present] == row], row)
+                self._move(present[row_of == row], row)
         return leaders
 
     def _move(self, groups: np.ndarray, row: int) -> None:
@@ -266,3 +266,12 @@ class _Record:
                 plane[free] = plane[row]
         self.members[free], self.dirty[free] = len(groups), True
         self.row_of[groups] = free
+
+
+def _all_alike(address: np.ndarray, active: np.ndarray, groups: int) -> bool:
+    """Whether the lanes that are on, and their offsets, are the same in each of `groups` equal parts of the waves."""
+    if groups == 1:
+        return True
+    address, active = address.reshape(groups, -1), active.reshape(groups, -1)
+    same = address == address[0]
+    return bool((same.all() or (same | ~active).all()) and (active == active[0]).all())

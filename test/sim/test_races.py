@@ -208,7 +208,7 @@ def test_error_lists_races():
 class Slow:
     """Keeps every access to every byte."""
 
-    CONFLICTS = {
+    NAMES = {
         ("write", "read"): "RAW",
         ("atomic", "read"): "RAW",
         ("read", "write"): "WAR",
