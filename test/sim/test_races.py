@@ -163,6 +163,28 @@ def test_a_group_that_differs():
     assert bench.check.found()[0].workgroup == (1, 0, 0)
 
 
+def test_a_group_that_goes_on_alone():
+    """What it does from then on is not held against the groups that did the same before."""
+    bench = Bench(waves=2, groups=2)
+    bench.access([0, 2], FIRST, 0, "write")
+    bench.access([0], SECOND, 512, "write")
+    bench.access([3], THIRD, 512, "read")
+    assert bench.kinds() == []
+    bench.access([1], THIRD, 512, "read")
+    assert bench.kinds() == [("RAW", 0x20, 0x30)]
+
+
+def test_groups_with_different_lanes():
+    bench = Bench(waves=2, groups=2)
+    active = np.zeros((2, 64), bool)
+    active[[0, 1], [0, 1]] = True
+    bench.check.lds(bench.batch, np.array([0, 2]), FIRST, per_lane(0, 0).astype(np.int64), active, 4, "write")
+    bench.access([3], SECOND, 0, "read", lanes=[0])
+    assert bench.kinds() == []
+    bench.access([3], THIRD, 4, "read", lanes=[0])
+    assert bench.kinds() == [("RAW", 0x10, 0x30)]
+
+
 def test_groups_with_different_addresses():
     bench = Bench(waves=2, groups=2)
     bench.access([0, 2], FIRST, np.array([0, 512]), "write", lanes=[0])

@@ -219,11 +219,12 @@ class TestRegisters:
         check.before(batch, ALL, ADD)
         assert len(check.found) == 1
 
-    def test_only_the_lanes_that_were_on(self):
+    @pytest.mark.parametrize("waves", [ALL, np.arange(4)], ids=["all", "rows"])
+    def test_only_the_lanes_that_were_on(self, waves):
         batch, check = self.begin()
         check.before(batch, ALL, MOVES[3])
         batch.exec[:, 40:] = False
-        check.before(batch, ALL, MOVES[2])
+        check.before(batch, waves, MOVES[2])
         check.before(batch, ALL, ADD)
         assert check.found == []
         batch.exec[:] = True
