@@ -1,4 +1,4 @@
-"""SOP1, SOP2, SOPC and SOPK: the scalar ALU, and moves of the program counter that are not branches."""
+"""SOP1, SOP2, SOPC and SOPK: the scalar ALU. What it computes is in scalar_tables."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from .decode import Instruction
 from .errors import OutOfRange, UnknownInstruction
 from .hardware_registers import getreg, setreg
 from .operands import Source, constant, scalar, scalar64
+from .program_counter import PROGRAM_COUNTER
 from .state import EXEC, M0, Batch, Selection
 
 if TYPE_CHECKING:
@@ -29,8 +30,8 @@ def translate(instruction: Instruction, descriptor: Descriptor) -> Handler | Non
     words = name.split("_")
     if name in ("s_getreg_b32", "s_setreg_b32", "s_setreg_imm32_b32"):
         return _hardware_register(instruction, descriptor)
-    if name in _PROGRAM_COUNTER:
-        return _PROGRAM_COUNTER[name](instruction)
+    if name in PROGRAM_COUNTER:
+        return PROGRAM_COUNTER[name](instruction)
     if name in _CONSTANT:
         return _CONSTANT[name](instruction)
     if words[1] == "cmpk":
@@ -348,56 +349,9 @@ def _hardware_register(instruction: Instruction, descriptor: Descriptor) -> Hand
     if instruction.mnemonic == "s_getreg_b32":
         value, store = np.full(1, getreg(instruction.field("simm16"), descriptor), np.uint32), _store(instruction)
         return lambda batch, waves: store(batch, waves, value)
-    write = setreg(instruction.field("simm16"), descriptor)
+    check = setreg(instruction.field("simm16"), descriptor)
     if instruction.mnemonic == "s_setreg_imm32_b32":
         written = np.full(1, instruction.literal, np.uint32)
-        return lambda batch, waves: write(batch, waves, written)
+        return lambda batch, waves: check(written)
     register = instruction.field("sdst")
-    return lambda batch, waves: write(batch, waves, batch.sgpr[register][waves])
-
-
-def _getpc(instruction: Instruction) -> Handler:
-    after, store = np.uint64(instruction.address + instruction.size), _store(instruction)
-    return lambda batch, waves: store(batch, waves, np.uint64(batch.image_base) + after)
-
-
-def _jump(batch: Batch, waves: Selection, target: np.ndarray) -> None:
-    """Go to the 64-bit addresses `target`, which have to be in this image."""
-    offset = target.view(np.int64) - batch.image_base
-    if offset.min() < 0:
-        raise OutOfRange(f"jump to {int(target[offset.argmin()]):#x}, which lies before the image")
-    batch.pc[waves] = offset
-
-
-def _setpc(instruction: Instruction) -> Handler:
-    target = scalar64(instruction.field("ssrc0"))
-    return lambda batch, waves: _jump(batch, waves, target(batch, waves))
-
-
-def _swappc(instruction: Instruction) -> Handler:
-    target, link = scalar64(instruction.field("ssrc0")), _getpc(instruction)
-
-    def run(batch: Batch, waves: Selection) -> None:
-        address = target(batch, waves)
-        link(batch, waves)
-        _jump(batch, waves, address)
-
-    return run
-
-
-def _call(instruction: Instruction) -> Handler:
-    link, target = _getpc(instruction), instruction.branch_target
-
-    def run(batch: Batch, waves: Selection) -> None:
-        link(batch, waves)
-        batch.pc[waves] = target
-
-    return run
-
-
-_PROGRAM_COUNTER: dict[str, Callable[[Instruction], Handler]] = {
-    "s_getpc_b64": _getpc,
-    "s_setpc_b64": _setpc,
-    "s_swappc_b64": _swappc,
-    "s_call_b64": _call,
-}
+    return lambda batch, waves: check(batch.sgpr[register][waves])
