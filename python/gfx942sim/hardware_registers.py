@@ -11,10 +11,13 @@ import numpy as np
 
 from .code_object import Descriptor
 from .errors import UnknownInstruction
+from .state import Batch, Selection
 
 _MODE, _XCC_ID = 1, 20
 # Exception enables, debugging and LOD clamp: no result depends on them here.
 _IGNORED_MODE_BITS = 0x1FF << 12 | 3 << 10
+# FP16_OVFL: what is too large for f16 or fp8 becomes the largest number. Triton switches it on for fp8.
+_FP16_OVERFLOW = 23
 
 
 def mode(descriptor: Descriptor) -> int:
@@ -50,24 +53,28 @@ def getreg(immediate: int, descriptor: Descriptor) -> int:
     return (known[register] & mask) >> offset
 
 
-def setreg(immediate: int, descriptor: Descriptor) -> Callable[[np.ndarray], None]:
-    """A check of the values that s_setreg writes: what they change must be bits that no result depends on.
+def setreg(immediate: int, descriptor: Descriptor) -> Callable[[Batch, Selection, np.ndarray], None]:
+    """What s_setreg does with a value: FP16_OVFL goes to the waves, other changes must be bits without effect.
 
-    The returned function takes uint32 [waves] or [1] and raises UnknownInstruction for any other change.
+    The returned function takes uint32 [waves] or [1] and raises UnknownInstruction for a change of rounding, denormals
+    or clamping, which are part of the translation.
     """
     register, offset, mask = _place(immediate)
     if register != _MODE:
         raise UnknownInstruction(f"s_setreg of hardware register {register}; only MODE (1) is known")
-    kept = mask & ~_IGNORED_MODE_BITS
+    kept = mask & ~_IGNORED_MODE_BITS & ~(1 << _FP16_OVERFLOW)
     wanted = np.uint32(mode(descriptor) & kept)
 
-    def check(value: np.ndarray) -> None:
-        written = value << np.uint32(offset) & np.uint32(kept)
-        if (written != wanted).any():
-            other = int(written[written != wanted][0])
+    def write(batch: Batch, waves: Selection, value: np.ndarray) -> None:
+        written = value << np.uint32(offset)
+        fixed = written & np.uint32(kept)
+        if (fixed != wanted).any():
+            other = int(fixed[fixed != wanted][0])
             raise UnknownInstruction(
                 f"s_setreg changes MODE bits {kept:#x} from {int(wanted):#x} to {other:#x}: "
                 "rounding, denormal and clamp modes are fixed at the launch"
             )
+        if mask >> _FP16_OVERFLOW & 1:
+            batch.saturates_f16[waves] = written >> np.uint32(_FP16_OVERFLOW) & np.uint32(1)
 
-    return check
+    return write

@@ -31,8 +31,8 @@ Dim = tuple[int, int, int]
 class LaunchResult:
     """What one launch did.
 
-    resources: what the kernel takes. instructions: wave-instructions executed. seconds: on this machine's clock, of the simulation. cost: counted work,
-    or None. races, uninitialised: findings, when asked for with "report".
+    resources: what the kernel takes. instructions: wave-instructions executed. seconds: on this machine's clock, of the
+    simulation. cost: counted work, or None. races, uninitialised: findings, when asked for with "report".
     """
 
     kernel: str

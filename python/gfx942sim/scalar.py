@@ -349,9 +349,9 @@ def _hardware_register(instruction: Instruction, descriptor: Descriptor) -> Hand
     if instruction.mnemonic == "s_getreg_b32":
         value, store = np.full(1, getreg(instruction.field("simm16"), descriptor), np.uint32), _store(instruction)
         return lambda batch, waves: store(batch, waves, value)
-    check = setreg(instruction.field("simm16"), descriptor)
+    write = setreg(instruction.field("simm16"), descriptor)
     if instruction.mnemonic == "s_setreg_imm32_b32":
         written = np.full(1, instruction.literal, np.uint32)
-        return lambda batch, waves: check(written)
+        return lambda batch, waves: write(batch, waves, written)
     register = instruction.field("sdst")
-    return lambda batch, waves: check(batch.sgpr[register][waves])
+    return lambda batch, waves: write(batch, waves, batch.sgpr[register][waves])

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 
-import machine
 import numpy as np
 import pytest
 from tinygrad.runtime.autogen.amd.cdna.enum import DSOp, SOPPOp
 from tinygrad.runtime.autogen.amd.cdna.ins import DS, SOPP
 
+import machine
 from gfx942sim.decode import Instruction
 from gfx942sim.races import LdsRace, LdsRaces, RaceCheck
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import machine
 import numpy as np
 import pytest
 from tinygrad.renderer.amd.dsl import VCC, s
@@ -10,6 +9,7 @@ from tinygrad.renderer.amd.dsl import Reg as Register
 from tinygrad.runtime.autogen.amd.cdna.enum import SOP1Op, SOP2Op, SOPCOp, SOPKOp, SOPPOp
 from tinygrad.runtime.autogen.amd.cdna.ins import SOP1, SOP2, SOPC, SOPK, SOPP
 
+import machine
 from gfx942sim.errors import OutOfRange, UnknownInstruction
 from gfx942sim.state import EXEC, words_to_lanes
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import machine
 import numpy as np
 import pytest
 from tinygrad.renderer.amd.dsl import Reg as Register
@@ -10,6 +9,7 @@ from tinygrad.renderer.amd.dsl import s
 from tinygrad.runtime.autogen.amd.cdna.enum import SMEMOp, SOP1Op, SOPPOp
 from tinygrad.runtime.autogen.amd.cdna.ins import SMEM, SOP1, SOPP
 
+import machine
 from gfx942sim.errors import OutOfRange, UnknownInstruction
 
 DATA = np.arange(1000, 1064, dtype=np.uint32)

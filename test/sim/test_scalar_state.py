@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import machine
 import pytest
 from tinygrad.renderer.amd.dsl import EXEC_LO, s
 from tinygrad.renderer.amd.dsl import Reg as Register
 from tinygrad.runtime.autogen.amd.cdna.enum import SOP1Op, SOP2Op, SOPKOp, SOPPOp
 from tinygrad.runtime.autogen.amd.cdna.ins import SOP1, SOP2, SOPK, SOPK_LIT, SOPP
 
+import machine
 from gfx942sim.errors import OutOfRange, UnknownInstruction
 from gfx942sim.state import EXEC, words_to_lanes
 

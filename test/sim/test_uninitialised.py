@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import itertools
 
-import machine
 import numpy as np
 import pytest
 from tinygrad.renderer.amd.dsl import DPP, EXEC_LO, SDWA, s, v
 from tinygrad.renderer.amd.dsl import Reg as Register
 from tinygrad.runtime.autogen.amd.cdna import enum, ins
 
+import machine
 from gfx942sim import translate
 from gfx942sim.decode import Instruction, decode
 from gfx942sim.errors import Uninitialised
