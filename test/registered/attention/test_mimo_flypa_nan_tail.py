@@ -66,11 +66,12 @@ def fresh_kernels():
 def test_fault_rows_past_the_end_are_loaded():
     """Without the end of the buffer resource, NaN times a weight of zero reaches the sum."""
 
-    def whole_tile(self, tile, page, first, keys):
-        return load_rows(self, tile, page, first, (keys > 0).select(16, 0))
+    def whole_tile(self, tile):
+        place = find(self, tile)
+        return dataclasses.replace(place, keys=(place.keys > 0).select(16, 0))
 
-    load_rows = decode_tiles.Tiles.load_rows
-    with fresh_kernels(), mock.patch.object(decode_tiles.Tiles, "load_rows", whole_tile):
+    find = decode_tiles.Tiles.find
+    with fresh_kernels(), mock.patch.object(decode_tiles.Tiles, "find", whole_tile):
         assert wrong(PagedCase(FULL, [20]))
 
 

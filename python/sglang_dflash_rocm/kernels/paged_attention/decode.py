@@ -76,7 +76,7 @@ class Work:
 
     def run(self) -> None:
         self.stage_q()
-        waiting = self.tiles.load(self.begin + self.wave)
+        waiting = self.load(self.begin + self.wave)
         state = ops.loop(fx.Int32(0), self.steps, [*waiting, *Softmax.empty(self.shape).flat()], self.two_tiles)
         softmax = Softmax.from_flat(state[len(waiting) :], self.shape)
         self.finish.add_up(softmax.sums, self.finish.agree(softmax))
@@ -138,21 +138,27 @@ class Work:
 
     # ---- the loop: two tiles per step, so that loads of one are in flight while the other is computed
 
+    def load(self, tile):
+        """What is loaded a tile ahead: K, and V too where there are registers for it."""
+        place = self.tiles.find(tile)
+        return self.tiles.load_k(place) + (self.tiles.load_v(place) if self.shape.v_ahead else [])
+
     def two_tiles(self, step, state):
         s = self.shape
-        count = s.k_loads + s.v_loads
-        waiting, softmax = state[:count], Softmax.from_flat(state[count:], s)
+        waiting, softmax = state[: s.ahead], Softmax.from_flat(state[s.ahead :], s)
         tile = self.begin + step * STEP_TILES + self.wave
-        other = self.tiles.load(tile + WAVES)
+        other = self.load(tile + WAVES)
         softmax = self.attend(tile, waiting, softmax)
-        waiting = self.tiles.load(tile + STEP_TILES)
+        waiting = self.load(tile + STEP_TILES)
         softmax = self.attend(tile + WAVES, other, softmax)
         return [*waiting, *softmax.flat()]
 
     def attend(self, tile, loaded, softmax):
         """Scores, weights and weighted sum of one tile of keys."""
         s = self.shape
-        k, rows = self.tiles.k_fragments(loaded[: s.k_loads]), loaded[s.k_loads :]
+        # With many rows the scores alone take long enough to hide the loads of V behind them.
+        rows = loaded[s.k_loads :] if s.v_ahead else self.tiles.load_v(self.tiles.find(tile))
+        k = self.tiles.k_fragments(loaded[: s.k_loads])
         scores = self.scores(tile, k)
         tops = [
             ops.maximum(ops.maximum(*scores[i : i + 2]), ops.maximum(*scores[i + 2 : i + 4]))
@@ -197,7 +203,8 @@ class Work:
             for r in range(4):
                 seen = keys[r] < limit
                 if c.window is not None:
-                    seen = seen & (keys[r] > position - c.window)
+                    oldest = position - (c.window - 1)
+                    seen = ops.unsigned_below(keys[r] - oldest, ops.larger(limit - oldest, fx.Int32(0)))
                 found.append(seen.select(score[r], fx.Float32(float("-inf"))))
         return found
 

@@ -51,6 +51,16 @@ class Shape:
     exchange: int
     lds: int
 
+    @property
+    def v_ahead(self) -> bool:
+        """V is loaded a tile ahead, as K is."""
+        return not self.q_in_lds
+
+    @property
+    def ahead(self) -> int:
+        """Vectors that are loaded a tile ahead."""
+        return self.k_loads + (self.v_loads if self.v_ahead else 0)
+
     @classmethod
     def of(cls, c: PagedAttentionContract) -> "Shape":
         element = c.kv_bytes

@@ -1,9 +1,21 @@
 """K and V of one tile of 16 keys: loads, and the MFMA operands made of them, in both layouts."""
 
+from dataclasses import dataclass
+
 import flydsl.expr as fx
 
 from . import gfx942_ops as ops
 from .decode_shape import NOWHERE, TILE_KEYS
+
+
+@dataclass(frozen=True)
+class Place:
+    """A tile of 16 keys: its number, page, first slot in the page, and how many of its keys exist. Wave-uniform."""
+
+    tile: object
+    page: object
+    first: object
+    keys: object
 
 
 class Tiles:
@@ -15,62 +27,59 @@ class Tiles:
         self.request, self.head, self.quarter, self.column = work.request, work.head, work.quarter, work.column
         self.kv_len, self.end, self.oldest = work.kv_len, work.end, work.oldest
 
-    def load(self, tile):
-        """k_loads Vectors of K and v_loads of V. Rows of a tile that do not exist give 0, or V's are masked later."""
+    def find(self, tile):
+        """Where a tile lies: its page and its first slot there; and how many of its keys exist."""
         c = self.c
         page = ops.scalar_load(self.table, self.request * self.table_stride + tile * TILE_KEYS // c.page_size)
-        first = tile * TILE_KEYS % c.page_size
         keys = ops.larger(ops.smaller(self.kv_len - tile * TILE_KEYS, fx.Int32(TILE_KEYS)), fx.Int32(0))
-        keys = (tile < self.end).select(keys, fx.Int32(0))
+        return Place(tile, page, tile * TILE_KEYS % c.page_size, (tile < self.end).select(keys, fx.Int32(0)))
+
+    def load_k(self, place):
+        """k_loads Vectors of 4 dwords: pieces of key `column` of the tile; 0 where it does not exist."""
+        c, s = self.c, self.shape
         if c.layout == "nhd":
-            return self.load_rows(tile, page, first, keys)
-        return self.load_vectorized(tile, page, first, keys)
+            rows = self.rows_at(place, self.k_base, s.k_row, c.qk_dim * s.element)
+            lane, step = (place.first + self.column) * s.k_row + self.quarter * 16, 64
+        else:
+            rows = self.head_of_page(place, self.k_base, c.qk_dim)
+            lane = (self.quarter * c.page_size + place.first + self.column) * 16
+            step = 4 * c.page_size * 16
+        lane = self.if_visible(place.tile * TILE_KEYS + self.column, lane)
+        return [ops.load(rows, lane + i * step, 4) for i in range(s.k_loads)]
+
+    def load_v(self, place):
+        """v_loads Vectors: nhd, 8 columns of 4 keys, 0 where they do not exist; vectorized, 4 keys of 8 columns."""
+        c, s = self.c, self.shape
+        quad = place.first + self.quarter * 4
+        if c.layout == "vectorized_5d":
+            rows = self.head_of_page(place, self.v_base, c.v_dim)
+            lane = quad // s.chunk * (c.v_dim * 16) + quad % s.chunk * s.element + self.column * (8 * 16)
+            return [ops.load(rows, lane + j * 16, s.element) for j in range(s.v_loads)]
+        rows = self.rows_at(place, self.v_base, s.v_row, c.v_dim * s.element)
+        lane, key = quad * s.v_row + self.column * (8 * s.element), place.tile * TILE_KEYS + self.quarter * 4
+        return [ops.load(rows, self.if_visible(key + t, lane + t * s.v_row), 2 * s.element) for t in range(s.v_loads)]
+
+    def rows_at(self, place, base, row_bytes, head_bytes):
+        """nhd: this head's rows of a page, as far as keys exist.
+
+        The place in the page is not in the base but in the lane's offset, which so changes in the loop: otherwise the
+        compiler keeps one offset per load in a register of its own.
+        """
+        start = base + fx.Int64(place.page) * fx.Int64(self.c.page_size * row_bytes) + fx.Int64(self.head * head_bytes)
+        end = (place.first + place.keys) * row_bytes - self.head * head_bytes
+        return ops.resource(start, (place.keys > 0).select(end, fx.Int32(0)))
+
+    def head_of_page(self, place, base, dim):
+        """vectorized_5d: one head of a page."""
+        size = self.c.page_size * dim * self.shape.element
+        start = base + (fx.Int64(place.page) * fx.Int64(self.c.kv_heads) + fx.Int64(self.head)) * fx.Int64(size)
+        return ops.resource(start, (place.keys > 0).select(fx.Int32(size), fx.Int32(0)))
 
     def if_visible(self, key, offset):
         """The offset, or one past the end for a key in front of every row's window: its slot may be another's now."""
         if self.oldest is None:
             return offset
         return (key >= self.oldest).select(offset, fx.Int32(NOWHERE))
-
-    def load_rows(self, tile, page, first, keys):
-        """nhd: K in `k_loads` pieces of this lane's key row, V as four key rows of 8 columns."""
-        c, s = self.c, self.shape
-
-        def rows_at(base, row_bytes, head_bytes):
-            start = base + fx.Int64(page) * fx.Int64(c.page_size * row_bytes) + fx.Int64(self.head * head_bytes)
-            end = (keys > 0).select((first + keys) * row_bytes - self.head * head_bytes, fx.Int32(0))
-            return ops.resource(start, end)
-
-        k_rows = rows_at(self.k_base, s.k_row, c.qk_dim * s.element)
-        v_rows = rows_at(self.v_base, s.v_row, c.v_dim * s.element)
-        # The place in the page is part of the lane's offset, which so changes in the loop: otherwise the compiler keeps
-        # one offset per load in a register of its own.
-        k_lane = (first + self.column) * s.k_row + self.quarter * 16
-        v_lane = (first + self.quarter * 4) * s.v_row + self.column * (8 * s.element)
-        k_lane = self.if_visible(tile * TILE_KEYS + self.column, k_lane)
-        k = [ops.load(k_rows, k_lane + i * 64, 4) for i in range(s.k_loads)]
-        v = []
-        for t in range(4):
-            offset = self.if_visible(tile * TILE_KEYS + self.quarter * 4 + t, v_lane + t * s.v_row)
-            v.append(ops.load(v_rows, offset, 2 * s.element))
-        return k + v
-
-    def load_vectorized(self, tile, page, first, keys):
-        """vectorized_5d: a 16-byte piece of K is a chunk of one key, a piece of V neighbouring keys of one column."""
-        c, s = self.c, self.shape
-
-        def head_of_page(base, dim):
-            size = c.page_size * dim * s.element
-            start = base + (fx.Int64(page) * fx.Int64(c.kv_heads) + fx.Int64(self.head)) * fx.Int64(size)
-            return ops.resource(start, (keys > 0).select(fx.Int32(size), fx.Int32(0)))
-
-        k_part, v_part = head_of_page(self.k_base, c.qk_dim), head_of_page(self.v_base, c.v_dim)
-        k_lane = (self.quarter * c.page_size + first + self.column) * 16
-        v_lane = (first + self.quarter * 4) // s.chunk * (c.v_dim * 16) + self.column * (8 * 16)
-        v_lane = v_lane + (first + self.quarter * 4) % s.chunk * s.element
-        k_lane = self.if_visible(tile * TILE_KEYS + self.column, k_lane)
-        k = [ops.load(k_part, k_lane + i * (4 * c.page_size * 16), 4) for i in range(s.k_loads)]
-        return k + [ops.load(v_part, v_lane + j * 16, s.element) for j in range(s.v_loads)]
 
     def k_fragments(self, loaded):
         """Operand A per step of 16 dims."""

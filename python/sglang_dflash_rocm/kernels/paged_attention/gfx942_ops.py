@@ -184,6 +184,11 @@ def smaller(a, b):
     return fx.Int32(arith.minsi(raw(a), raw(b)))
 
 
+def unsigned_below(a, b):
+    """a < b of two Int32 as unsigned numbers: one comparison for 0 <= a < b."""
+    return fx.Uint32(raw(a)) < fx.Uint32(raw(b))
+
+
 def reciprocal(value):
     return fx.Float32(rocdl.rcp(T.f32, raw(value)))
 
