@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: venv demo test test-all test-soak lint format docs clean
+.PHONY: venv demo test test-all test-soak bench-kernels bench-sim lint format docs clean
 
 venv: $(STAMP)
 
@@ -30,6 +30,13 @@ test-all: $(STAMP)
 
 test-soak: $(STAMP)
 	$(BIN)/python -m pytest -m soak -s
+
+# Modelled on gfx942 code objects; see docs/kernels.md.
+bench-kernels: $(STAMP)
+	$(BIN)/python benchmark/kernels/bench_paged_attention.py
+
+bench-sim: $(STAMP)
+	$(BIN)/python benchmark/sim/bench_simulator.py
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
