@@ -33,6 +33,7 @@ from .contract import TILE_ROWS, PagedAttentionContract
 from .decode_end import End
 from .decode_shape import LANES, NOWHERE, SLACK, STEP_TILES, THREADS, TILE_KEYS, WAVES, Shape, Softmax
 from .decode_tiles import Tiles
+from .toolchain import identity
 
 STREAM = fx.Stream(None)
 
@@ -40,7 +41,8 @@ STREAM = fx.Stream(None)
 class Work:
     """The code of one work-group. Plain Python that emits; FlyDSL rewrites only the decorated kernel itself."""
 
-    def __init__(self, contract, shape, lds, tensors, requests, q_stride, table_stride, extra, scale, v_scale):
+    def __init__(self, name, contract, shape, lds, tensors, requests, q_stride, table_stride, extra, scale, v_scale):
+        self.name = name  # in the kernel's closure, see toolchain.identity
         c = self.c = contract
         self.shape, self.scale = shape, scale
         out, partial_out, partial_lse = (ops.base_of(t) for t in tensors[:3])
@@ -233,7 +235,7 @@ def build(contract: PagedAttentionContract):
     Its arguments are the tensors above in that order, then requests, q_stride, table_stride, extra (Int32), scale
     (softmax scale times LOG2E times K's scale) and v_scale (Float32), and the stream.
     """
-    c, shape = contract, Shape.of(contract)
+    c, shape, name = contract, Shape.of(contract), identity(contract)
 
     @fx.struct
     class Storage:
@@ -259,7 +261,7 @@ def build(contract: PagedAttentionContract):
     ):
         lds = fx.SharedAllocator().allocate(Storage).peek()
         tensors = (out, partial_out, partial_lse, q, k_cache, v_cache, page_table, seq_lens, sinks)
-        Work(c, shape, lds, tensors, requests, q_stride, table_stride, extra, scale, v_scale).run()
+        Work(name, c, shape, lds, tensors, requests, q_stride, table_stride, extra, scale, v_scale).run()
 
     @flyc.jit
     def paged_attention(

@@ -12,6 +12,7 @@ import torch
 
 from ..kv_cache.layout import FP8, shapes
 from .contract import PagedAttentionContract, supported
+from .toolchain import check_flydsl
 
 LOG2E = 1.4426950408889634
 # What fills an MI300X, and the shortest part of a context that is worth a work-group of its own (keys).
@@ -43,6 +44,7 @@ def partitions_for(contract: PagedAttentionContract, requests: int, max_context:
 @functools.cache
 def _kernel(contract: PagedAttentionContract):
     """(attention, reduce or None): `flyc.jit` launchers of one contract."""
+    check_flydsl()
     from . import decode, reduce
 
     return decode.build(contract), reduce.build(contract) if contract.partitions > 1 else None

@@ -16,6 +16,7 @@ from flydsl.expr import gpu
 from . import gfx942_ops as ops
 from .contract import PagedAttentionContract
 from .decode_shape import LOG2E, NOTHING, NOWHERE
+from .toolchain import identity
 
 THREADS = 256
 LANES_PER_ROW = 32
@@ -23,8 +24,9 @@ ROWS = THREADS // LANES_PER_ROW
 STREAM = fx.Stream(None)
 
 
-def reduce_rows(c: PagedAttentionContract, tensors) -> None:
-    """The code of one work-group. Plain Python that emits."""
+def reduce_rows(name: str, c: PagedAttentionContract, tensors) -> None:
+    """The code of one work-group. Plain Python that emits. `name` is in the closure: see toolchain.identity."""
+    del name
     out, partial_out, partial_lse, sinks = (ops.base_of(t) for t in tensors)
     thread = fx.Int32(gpu.thread_id("x"))
     request, head = fx.Int32(gpu.block_id("x")), fx.Int32(gpu.block_id("y"))
@@ -70,11 +72,11 @@ def reduce_rows(c: PagedAttentionContract, tensors) -> None:
 
 def build(contract: PagedAttentionContract):
     """The host launcher (a `flyc.jit` function): out, partial_out, partial_lse, sinks, requests, stream."""
-    c = contract
+    c, name = contract, identity(contract)
 
     @flyc.kernel(known_block_size=(THREADS, 1, 1))
     def paged_attention_reduce_kernel(out: fx.Tensor, partial_out: fx.Tensor, partial_lse: fx.Tensor, sinks: fx.Tensor):
-        reduce_rows(c, (out, partial_out, partial_lse, sinks))
+        reduce_rows(name, c, (out, partial_out, partial_lse, sinks))
 
     @flyc.jit
     def paged_attention_reduce(
