@@ -51,6 +51,7 @@ class PagedCase:
     k_size: float = 1.0
     pages: int | None = None
     sparse: bool = False
+    table_width: int | None = None
 
     def __post_init__(self) -> None:
         c = self.contract
@@ -66,7 +67,8 @@ class PagedCase:
         order = torch.randperm(pages)
         if self.sparse:  # the far end of the pool is what is to be tested
             order = order.sort(descending=True).values
-        self.page_table = torch.full((self.requests, max([*counts, 1]) + 1), 2**30, dtype=torch.int32)
+        width = self.table_width or max([*counts, 1]) + 1
+        self.page_table = torch.full((self.requests, width), 2**30, dtype=torch.int32)
         self.slots = []
         for i, (n, count) in enumerate(zip(self.lens, counts, strict=True)):
             mine, order = order[:count], order[count:]

@@ -70,6 +70,19 @@ def test_writes_are_bit_exact(layout, dtype, page_size):
         assert torch.equal(got.cpu().view(bits), want.view(bits))
 
 
+def test_fp8_is_fnuz():
+    """240 is the largest number, 0x80 is NaN and never written, and -0 becomes 0: OCP bytes would be other numbers."""
+    k, v = pools("nhd", 64, 1, 64, FP8)
+    values = torch.tensor([0.0, -0.0, 1.0, 240.0, -240.0, 448.0, -1e30, 2.0**-11]).bfloat16()
+    new = torch.zeros(1, 1, 192, dtype=torch.bfloat16)
+    new[0, 0, :8] = values
+    k, v, new, slots = (t.to(DEVICE) for t in (k, v, new, torch.tensor([3])))
+    with triton_launches():
+        store_kv(new, new[:, :, :128].contiguous(), k, v, slots, layout="nhd", page_size=64)
+    got = as_bytes(k.cpu())[3, 0, :8].tolist()
+    assert got == [0x00, 0x00, 0x40, 0x7F, 0xFF, 0x7F, 0xFF, 0x00]
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, FP8], ids=["bf16", "fp8"])
 def test_gather_gives_back_what_was_written(dtype):
     torch.manual_seed(0)

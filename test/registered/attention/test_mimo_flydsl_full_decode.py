@@ -57,10 +57,27 @@ def test_a_batch_of_seventeen():
     PagedCase(FULL, [7 * i % 90 for i in range(17)]).check()
 
 
-@pytest.mark.parametrize("size", [8.0, 64.0])
+@pytest.mark.parametrize("size", [8.0, 24.0, 32.0, 48.0, 64.0])
 def test_large_scores(size):
     """Scores of hundreds: the softmax is one key's."""
     PagedCase(contract(q_rows=8), [5, 200], k_size=size).check()
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 5])
+def test_page_tables_of_odd_width(width):
+    """Rows of the table are not aligned, and the next row's pages hold huge values."""
+    case = PagedCase(FULL, [10, 64 * width - 1], table_width=width)
+    assert case.page_table.shape[1] == width
+    case.v[case.slots[1]] *= 1000
+    case.check()
+
+
+def test_columns_of_v_stay_in_place():
+    """V is narrower than K: every column comes back as itself, and nothing else does."""
+    case = PagedCase(contract(q_rows=8), [70])
+    case.v[case.slots[0]] = torch.arange(128).bfloat16()
+    out, _ = case.run()
+    assert torch.equal(out, torch.arange(128).bfloat16().expand_as(out))
 
 
 def test_identical_scores():

@@ -178,7 +178,7 @@ def _check(k, v, k_cache, v_cache, slots, layout, page_size, dtype=torch.bfloat1
     for name, tensor in (("k", k), ("v", v)):
         if tensor.dtype != dtype:
             raise ValueError(f"{name}: {tensor.dtype}, wanted {dtype}")
-        if tensor.stride(2) != 1 or tensor.stride(1) != tensor.shape[2]:
+        if tensor.stride(2) != 1 or (heads > 1 and tensor.stride(1) != tensor.shape[2]):
             raise ValueError(f"{name}: strides {tensor.stride()}, wanted (any, {tensor.shape[2]}, 1)")
     if k_cache.dtype != v_cache.dtype or k_cache.dtype not in (torch.bfloat16, FP8):
         raise ValueError(f"k_cache {k_cache.dtype}, v_cache {v_cache.dtype}: wanted both bfloat16 or both {FP8}")
