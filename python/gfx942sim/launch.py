@@ -31,17 +31,22 @@ Dim = tuple[int, int, int]
 class LaunchResult:
     """What one launch did.
 
-    resources: what the kernel takes. instructions: wave-instructions executed. seconds: on this machine's clock, of the
+    code: the code object that ran. instructions: wave-instructions executed. seconds: on this machine's clock, of the
     simulation. cost: counted work, or None. races, uninitialised: findings, when asked for with "report".
     """
 
     kernel: str
-    resources: Resources
+    code: CodeObject
     instructions: int
     seconds: float
     cost: CostReport | None = None
     races: list[LdsRace] = field(default_factory=list)
     uninitialised: list[UninitialisedRead] = field(default_factory=list)
+
+    @property
+    def resources(self) -> Resources:
+        """Registers, LDS and spills of the kernel."""
+        return self.code.resources(self.kernel)
 
 
 def launch(
@@ -130,7 +135,7 @@ def launch(
             )
             runner = Scheduler(prog, batch, order, seed + first, counts, max_instructions - executed, register_check)
             executed += runner.run()
-    result = LaunchResult(kernel, resources, executed, time.perf_counter() - began)
+    result = LaunchResult(kernel, code, executed, time.perf_counter() - began)
     if counter is not None:
         total = grid3[0] * grid3[1] * grid3[2]
         result.cost = counter.report(prog, counts, resources, threads, dynamic_lds, len(chosen), total)

@@ -41,5 +41,30 @@ def test_registers_and_lds(name):
         assert resources.waves_per_simd(256) >= waves, resources
 
 
+def vmcnt(instruction) -> int:
+    """Vector memory operations that an s_waitcnt leaves in flight."""
+    immediate = instruction.field("simm16")
+    return immediate & 15 | (immediate >> 14 & 3) << 4
+
+
+@pytest.mark.skipif(HARDWARE, reason="code objects are looked at by the simulator")
+@pytest.mark.parametrize("contract", [FULL, SLIDING], ids=["full", "sliding"])
+def test_the_next_tile_is_in_flight_while_one_is_computed(contract):
+    """In the loop of a decode every wait leaves at least the ten loads of a tile (six of K, four of V) in flight."""
+    from gfx942sim.decode import disassemble
+
+    (launch,) = PagedCase(contract, [20]).check()
+    code = launch.code
+    start, size = code.symbols[launch.kernel]
+    found = disassemble(code.image, start, size)
+    loops = [i for i in found if i.mnemonic.startswith(("s_cbranch", "s_branch")) and i.branch_target < i.address]
+    first = min(i.branch_target for i in loops)
+    loop = [i for i in found if first <= i.address <= max(i.address for i in loops)]
+    assert sum(i.mnemonic.startswith("v_mfma") for i in loop) == 2 * (12 + 8)
+    assert sum(i.mnemonic.startswith("buffer_load") for i in loop) == 2 * 10
+    waits = [vmcnt(i) for i in loop if i.mnemonic == "s_waitcnt" and vmcnt(i) < 63]
+    assert waits and min(waits) >= 10, waits
+
+
 if __name__ == "__main__":
     sys.exit(pytest.main([__file__, "-v"]))

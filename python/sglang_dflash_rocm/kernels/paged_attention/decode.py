@@ -150,8 +150,10 @@ class Work:
         waiting, softmax = state[: s.ahead], Softmax.from_flat(state[s.ahead :], s)
         tile = self.begin + step * STEP_TILES + self.wave
         other = self.load(tile + WAVES)
+        fx.rocdl.sched_barrier(0)  # the compiler would sink the loads to where their values are wanted
         softmax = self.attend(tile, waiting, softmax)
         waiting = self.load(tile + STEP_TILES)
+        fx.rocdl.sched_barrier(0)
         softmax = self.attend(tile + WAVES, other, softmax)
         return [*waiting, *softmax.flat()]
 
