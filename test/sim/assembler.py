@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 import struct
 
-import pytest
-
 
 class Assembled:
     """One line of machine code, as `machine.run` takes it."""
@@ -21,7 +19,8 @@ class Assembled:
 @functools.cache
 def assemble(line: str) -> Assembled:
     """Skips the test where Triton is not installed. Raises AssertionError for a line that LLVM refuses."""
-    libtriton = pytest.importorskip("triton._C.libtriton")
+    from triton._C import libtriton
+
     libtriton.llvm.init_targets()
     text = f'.amdgcn_target "amdgcn-amd-amdhsa--gfx942"\n.text\n{line}\n'
     elf = libtriton.amd.assemble_amdgcn(text, "gfx942", "")

@@ -9,13 +9,12 @@ import subprocess
 import sys
 
 import pytest
+import triton
+import triton.language as tl
 
 from gfx942sim import CodeObject
 from gfx942sim.cli import main
 from test_cost import MIX, report_of
-
-triton = pytest.importorskip("triton")
-import triton.language as tl  # noqa: E402
 
 
 @triton.jit

@@ -221,7 +221,8 @@ def test_op_sel_picks_halves():
 
 @pytest.mark.parametrize("op_sel,shift", [("", 0), ("op_sel:[0,0,1]", 16)])
 def test_fp8_pair_goes_to_the_half_that_op_sel_names(op_sel, shift):
-    torch = pytest.importorskip("torch")
+    import torch
+
     x, y = (RNG.normal(0, 40, (2, 64)).astype(np.float32) for _ in range(2))
     expected = [torch.tensor(v).to(torch.float8_e4m3fnuz).view(torch.uint8).numpy().astype(U32) for v in (-x, y)]
     got = run(f"v_cvt_pk_fp8_f32 v2, -v3, v4 {op_sel}", bits(x), bits(y)).vgpr[2]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import triton
+import triton.language as tl
 
 from gfx942sim.code_object import CodeObject
 from gfx942sim.decode import decode
 from gfx942sim.errors import UnknownInstruction
 from gfx942sim.translate import translate
-
-triton = pytest.importorskip("triton")
-tl = pytest.importorskip("triton.language")
 
 
 @triton.jit

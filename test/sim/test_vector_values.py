@@ -226,7 +226,8 @@ def test_transcendentals_flush_denormals():
 
 def test_fp8_both_ways():
     """v_cvt_f32_fp8, v_cvt_f32_bf8, v_cvt_pk_f32_fp8, v_cvt_pk_f32_bf8, v_cvt_pk_fp8_f32, v_cvt_pk_bf8_f32."""
-    torch = pytest.importorskip("torch")
+    import torch
+
     codes = RNG.integers(0, 1 << 32, (2, 64)).astype(U32)
     values = np.concatenate([FP8[:128][RNG.integers(0, 127, 64)] * 1.03, RNG.normal(0, 100, 64)]).astype(np.float32)
     for name, table, dtype in (("fp8", FP8, torch.float8_e4m3fnuz), ("bf8", BF8, torch.float8_e5m2fnuz)):
