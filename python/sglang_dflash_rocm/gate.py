@@ -32,8 +32,9 @@ _DRAFT_BACKEND_FLAG = "--speculative-draft-attention-backend"
 class Request:
     """``feature`` is asked for by ``source`` (a flag or variable with its value).
 
-    ``group`` names the hooks that serve it, empty if there are none; ``refusal`` says why it cannot be had at all, and
-    ``warning`` what the user should know although the server may start.
+    ``group`` names the hooks that serve it, empty if there are none; ``setup`` a function (``module:name``) that every
+    process calls for it; ``refusal`` says why it cannot be had at all, and ``warning`` what the user should know
+    although the server may start.
     """
 
     feature: str
@@ -41,6 +42,7 @@ class Request:
     group: str = ""
     refusal: str = ""
     warning: str = ""
+    setup: str = ""
 
 
 def requested(env: Mapping[str, str], argv: Sequence[str], gfx942: bool | None = None) -> list[Request]:
@@ -60,11 +62,12 @@ def requested(env: Mapping[str, str], argv: Sequence[str], gfx942: bool | None =
             found.append(Request("graphs on the CPU platform", "SGLANG_DFLASH_CPU_GRAPH=1", group="cpu_graph"))
     for flag in (*_BACKEND_FLAGS, _DRAFT_BACKEND_FLAG):
         if flags.get(flag) == "flydsl":
-            found.append(_flydsl(f"{flag} flydsl"))
+            found.append(_flydsl(f"{flag} flydsl", env, gfx942))
     if env.get("SGLANG_AITER_PA_DECODE_IMPL") == "flydsl":
-        found.append(_flydsl("SGLANG_AITER_PA_DECODE_IMPL=flydsl"))
+        reason = "this version of sglang-dflash-rocm does not take over aiter; use --attention-backend flydsl"
+        found.append(Request("FlyDSL attention", "SGLANG_AITER_PA_DECODE_IMPL=flydsl", refusal=reason))
     if flags.get("--speculative-algorithm", "").upper() == "DFLASH":
-        found += _dflash(env, gfx942)
+        found += _dflash(env, gfx942, flags.get("--attention-backend") == "flydsl")
     for group in filter(None, env.get(_LATE_GROUPS, "").split(",")):
         found.append(Request(group, "the resolved server arguments", group=group))
     for variable in environ.VARIABLES:
@@ -150,12 +153,24 @@ def gfx942_present(nodes: Path = _KFD_NODES) -> bool:
     return False
 
 
-def _flydsl(source: str) -> Request:
-    reason = "this version of sglang-dflash-rocm has no FlyDSL attention yet; use --attention-backend triton"
+def _flydsl(source: str, env: Mapping[str, str], gfx942: bool | None) -> Request:
+    """The CPU platform registers the backend itself, with the reference in place of the kernels."""
+    if env.get("SGLANG_PLATFORM") == PLATFORM_NAME:
+        return Request("FlyDSL attention", source)
+    if gfx942_present() if gfx942 is None else gfx942:
+        warning = (
+            "its kernels ran on the simulator and its backend on the CPU platform, neither on a GPU so far; "
+            "--attention-backend triton is what SGLang has"
+        )
+        setup = "sglang_dflash_rocm.srt.layers.attention.flydsl_registry:register"
+        return Request("FlyDSL attention", source, warning=warning, setup=setup)
+    reason = (
+        "there is no gfx942 GPU (MI300X) here; use another backend, or SGLANG_PLATFORM=dflash_cpu to try it without"
+    )
     return Request("FlyDSL attention", source, refusal=reason)
 
 
-def _dflash(env: Mapping[str, str], gfx942: bool | None) -> list[Request]:
+def _dflash(env: Mapping[str, str], gfx942: bool | None, flydsl: bool) -> list[Request]:
     """Group ``dflash`` mends what is wrong on gfx942, group ``budget`` reports; elsewhere DFLASH alone asks nothing."""
     source = "--speculative-algorithm DFLASH"
     table = Request("DFLASH memory table", source, group="budget")
@@ -163,10 +178,10 @@ def _dflash(env: Mapping[str, str], gfx942: bool | None) -> list[Request]:
         return [Request("DFLASH on the CPU platform", source, group="dflash"), table]
     if gfx942_present() if gfx942 is None else gfx942:
         warning = (
-            "on gfx942 SGLang's aiter attention is wrong or crashes for MiMo's 192/128 heads, and this version has no "
-            "kernels for them yet; --attention-backend triton is the one to try"
+            "on gfx942 SGLang's aiter attention is wrong or crashes for MiMo's 192/128 heads; "
+            "use --attention-backend triton, or flydsl, whose kernels never ran on a GPU so far"
         )
-        return [Request("DFLASH on gfx942", source, group="dflash", warning=warning), table]
+        return [Request("DFLASH on gfx942", source, group="dflash", warning="" if flydsl else warning), table]
     return [table] if environ.SGLANG_DFLASH_BUDGET_TABLE.get(env) else []
 
 

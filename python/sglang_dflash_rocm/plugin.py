@@ -60,6 +60,8 @@ def register() -> None:
         return
     gate.refuse_and_warn(requests)
     install([hook for hook in HOOKS if hook.group in groups and hook.kind != "reads"])
+    for setup in dict.fromkeys(request.setup for request in requests if request.setup):
+        _load(setup)()
 
 
 def install(hooks: Sequence[Hook]) -> None:

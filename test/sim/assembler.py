@@ -18,7 +18,7 @@ class Assembled:
 
 @functools.cache
 def assemble(line: str) -> Assembled:
-    """Skips the test where Triton is not installed. Raises AssertionError for a line that LLVM refuses."""
+    """Raises AssertionError for a line that LLVM refuses."""
     from triton._C import libtriton
 
     libtriton.llvm.init_targets()

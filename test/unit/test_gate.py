@@ -84,7 +84,8 @@ def test_resolved_arguments_are_asked_too():
     """A config file or the Python engine: the flags are not in ``sys.argv``."""
     resolved = types.SimpleNamespace(attention_backend="flydsl", speculative_algorithm=None)
     (request,) = gate.requested_by(resolved, {}, gfx942=True)
-    assert request.source == "--attention-backend flydsl"
+    assert request.source == "--attention-backend flydsl" and request.warning and not request.refusal
+    (request,) = gate.requested_by(resolved, {}, gfx942=False)
     with pytest.raises(SystemExit) as stopped:
         gate.refuse_and_warn([request])
     assert stopped.value.code == 3
@@ -257,10 +258,22 @@ def test_the_memory_table_stops_a_start_only_where_it_was_asked_for(tmp_path):
     assert silent.returncode == 2 and "sglang-dflash-rocm" not in silent.stderr + silent.stdout
 
 
+def test_where_flydsl_attention_can_be_had():
+    flags = ["--attention-backend", "flydsl", "--speculative-algorithm", "DFLASH"]
+    on_gpu = gate.requested({}, flags, gfx942=True)
+    assert on_gpu[0].setup and "neither on a GPU so far" in on_gpu[0].warning
+    assert not on_gpu[1].warning, "nobody is sent to another backend who chose this one"
+    assert "flydsl" in gate.requested({}, flags[2:], gfx942=True)[0].warning
+    on_cpu = gate.requested({"SGLANG_PLATFORM": "dflash_cpu"}, flags, gfx942=False)
+    assert not any(request.refusal or request.setup for request in on_cpu)
+    (aiter,) = gate.requested({"SGLANG_AITER_PA_DECODE_IMPL": "flydsl"}, [], gfx942=True)
+    assert "use --attention-backend flydsl" in aiter.refusal
+
+
 def test_what_this_version_does_not_have_is_refused_by_the_real_launcher():
     run = _launch("", "--model-path", "nowhere", "--attention-backend", "flydsl", SGLANG_PLATFORM="")
     assert run.returncode == 3
-    assert "--attention-backend flydsl: this version of sglang-dflash-rocm has no FlyDSL attention yet" in run.stderr
+    assert "--attention-backend flydsl: there is no gfx942 GPU (MI300X) here; use another backend" in run.stderr
 
 
 def test_the_python_engine_is_stopped_through_the_resolved_arguments(tmp_path):
@@ -275,7 +288,7 @@ def test_the_python_engine_is_stopped_through_the_resolved_arguments(tmp_path):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "SGLANG_PLATFORM": ""}
     run = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, timeout=120)
     assert run.returncode == 3, run.stderr[-2000:]
-    assert "--attention-backend flydsl: this version of sglang-dflash-rocm has no FlyDSL attention yet" in run.stderr
+    assert "--attention-backend flydsl: there is no gfx942 GPU (MI300X) here; use another backend" in run.stderr
 
 
 def test_an_unsupported_release_is_silent_without_a_request(tmp_path):

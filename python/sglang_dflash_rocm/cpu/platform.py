@@ -17,6 +17,8 @@ from sglang_dflash_rocm import environ
 
 #: Name under which our attention is registered for ``--attention-backend``.
 ATTENTION_BACKEND = "torch_paged"
+#: What runs here: the platform's own, and ours for gfx942 with the float reference in place of its kernels.
+ATTENTION_BACKENDS_HERE = (ATTENTION_BACKEND, "flydsl")
 
 #: What SGLang has filled in for device ``cpu`` by the time it asks the platform; neither knows sinks.
 _UPSTREAM_CPU_DEFAULTS = (None, "intel_amx", "torch_native")
@@ -36,12 +38,13 @@ class CpuPlatform(CpuDeviceMixin, SRTPlatform):
         """
         _register_attention_backend()
         _set_worker_environment(int(server_args.tp_size))
-        if server_args.attention_backend not in (ATTENTION_BACKEND, *_UPSTREAM_CPU_DEFAULTS):
+        if server_args.attention_backend not in (*ATTENTION_BACKENDS_HERE, *_UPSTREAM_CPU_DEFAULTS):
             raise ValueError(
                 f"--attention-backend {server_args.attention_backend} cannot run with SGLANG_PLATFORM=dflash_cpu: "
-                f"leave the flag out or use {ATTENTION_BACKEND}"
+                f"leave the flag out or use one of {', '.join(ATTENTION_BACKENDS_HERE)}"
             )
-        server_args.attention_backend = ATTENTION_BACKEND
+        if server_args.attention_backend not in ATTENTION_BACKENDS_HERE:
+            server_args.attention_backend = ATTENTION_BACKEND
         server_args.sampling_backend = "pytorch"
         server_args.disable_custom_all_reduce = True
         # Attention compares near-ties between prefill, decode and verify shapes; bfloat16 rounds them differently.
@@ -58,7 +61,7 @@ class CpuPlatform(CpuDeviceMixin, SRTPlatform):
         return algorithm == "DFLASH"
 
     def supports_speculative_draft_attention_backend(self, algorithm: str, backend: str) -> bool:
-        return algorithm == "DFLASH" and backend == ATTENTION_BACKEND
+        return algorithm == "DFLASH" and backend in ATTENTION_BACKENDS_HERE
 
     def get_kv_pool_cls(self, *, kind: str) -> type | None:
         if kind != "mha":
@@ -134,6 +137,8 @@ def _register_attention_backend() -> None:
     from sglang.srt.arg_groups import choices
     from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS, register_attention_backend
 
+    from sglang_dflash_rocm.srt.layers.attention import flydsl_registry
+
     if ATTENTION_BACKEND in ATTENTION_BACKENDS:
         return
 
@@ -145,3 +150,4 @@ def _register_attention_backend() -> None:
 
     choices.add_attention_backend_choices([ATTENTION_BACKEND])
     choices.add_draft_attention_backend_choices([ATTENTION_BACKEND])
+    flydsl_registry.register(extend=create_torch_paged_backend)

@@ -1,0 +1,48 @@
+"""`--attention-backend flydsl` in the real server: metadata, page tables and dispatch, with the reference for kernels.
+
+The model has the released head sizes, because the backend refuses shapes that no kernel has. Tokens and accepted counts
+must be those of a reference without SGLang.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from checks import check_accepted, check_all_answer, check_log, check_tokens
+from conftest import DRAFT, with_models
+from sglang_dflash_rocm.testing.client import generate_many
+from sglang_dflash_rocm.testing.draft_reference import DraftReference
+from sglang_dflash_rocm.testing.server import ServerConfig, ServerError
+
+FLYDSL = ("--attention-backend", "flydsl", "--speculative-draft-attention-backend", "flydsl")
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        ("--page-size", "16"),
+        pytest.param(("--page-size", "64", "--disable-radix-cache"), marks=pytest.mark.slow),
+    ],
+    ids=["page16", "page64-no-radix"],
+)
+def test_dflash_under_dp_attention(models, load, start_server, extra):
+    pair = models["wide"]
+    runs = [DraftReference.from_checkpoint(pair.target, pair.draft).run(prompt, 24) for prompt in load.prompts]
+    config = with_models(ServerConfig("wide", DRAFT, tp=2, dp=2, extra=(*FLYDSL, *extra)), models)
+    with start_server("flydsl-tp2-dp2", config) as server:
+        for _ in range(2):  # the second time on prefix hits
+            answers = check_all_answer(server, lambda: generate_many(server.url, load.prompts, 24), 120)
+            check_tokens(answers, [run.tokens for run in runs])
+            check_accepted(answers, runs)
+        check_log(server)
+        used = [line for line in server.log_text().splitlines() if "flydsl attention for" in line]
+        assert sum("MiMoV2" in line for line in used) == 2 and len(used) == 4, "target and draft, on each rank"
+
+
+def test_shapes_without_a_kernel_stop_the_start_by_name(models, start_server):
+    """The other tiny models have head sizes that no kernel serves."""
+    config = with_models(ServerConfig("base", DRAFT, tp=1, dp=1, extra=(*FLYDSL, "--page-size", "16")), models)
+    with pytest.raises(ServerError, match=r"(?s)paged attention on gfx942: qk_dim 48; allowed: 128, 192"):
+        with start_server("flydsl-base", config) as server:
+            generate_many(server.url, [[1, 2, 3]], 2)
+            raise server.failure("it answered")
