@@ -42,7 +42,6 @@ def test_dflash_under_dp_attention(models, load, start_server, extra):
 def test_shapes_without_a_kernel_stop_the_start_by_name(models, start_server):
     """The other tiny models have head sizes that no kernel serves."""
     config = with_models(ServerConfig("base", DRAFT, tp=1, dp=1, extra=(*FLYDSL, "--page-size", "16")), models)
-    with pytest.raises(ServerError, match=r"(?s)paged attention on gfx942: qk_dim 48; allowed: 128, 192"):
-        with start_server("flydsl-base", config) as server:
-            generate_many(server.url, [[1, 2, 3]], 2)
-            raise server.failure("it answered")
+    with pytest.raises(ServerError, match=r"flydsl, layer 0 of MiMoV2\w+: qk_dim 48; allowed: 128, 192; use"):
+        with start_server("flydsl-base", config):
+            pass

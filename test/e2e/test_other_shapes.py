@@ -13,6 +13,7 @@ from sglang_dflash_rocm.testing.server import ServerConfig
 WINDOW = 16
 
 
+@pytest.mark.slow
 def test_dp_attention_without_speculation(models, load, start_server):
     config = with_models(ServerConfig("base", tp=2, dp=2), models)
     with start_server("plain-tp2-dp2", config) as server:
@@ -39,6 +40,7 @@ def test_draft_window_under_dp(models, load, start_server, block):
         check_log(server)
 
 
+@pytest.mark.slow  # test_flydsl_backend.py runs the same model by default
 def test_real_head_sizes_under_dp(models, load, start_server):
     """QK 192 and V 128, as in the released checkpoint, through pools of unequal width."""
     pair = models["wide"]

@@ -96,6 +96,7 @@ def backend():
         token_to_kv_pool=object(),
         model_config=model,
         page_size=64,
+        model=torch.nn.Identity(),
         req_to_token_pool=types.SimpleNamespace(req_to_token=torch.zeros(4, 256, dtype=torch.int32)),
     )
     return FlyDSLAttnBackend(runner, extend=None, window_left=True)

@@ -17,7 +17,7 @@ from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 
 from sglang_dflash_rocm.kernels.kv_cache.layout import FP8
-from sglang_dflash_rocm.kernels.paged_attention.contract import PagedAttentionContract
+from sglang_dflash_rocm.kernels.paged_attention.contract import PagedAttentionContract, supported
 from sglang_dflash_rocm.kernels.paged_attention.launch import UnsupportedContract
 
 from .flydsl_pa import Operations, PageTables
@@ -36,7 +36,7 @@ class FlyDSLAttnBackend(AttentionBackend):
             Triton kernels do; MiMo's layers carry the window itself, so it is handed one less.
 
     Raises:
-        UnsupportedContract: a page size without a kernel. Layer shapes are checked when a layer first runs.
+        UnsupportedContract: a page size or a layer's shape without a kernel: no request is needed to find it.
     """
 
     def __init__(self, runner, extend: AttentionBackend, window_left: bool) -> None:
@@ -51,6 +51,7 @@ class FlyDSLAttnBackend(AttentionBackend):
         self.operations = Operations(req_to_token.device, len(req_to_token), self.tables.max_context)
         self._sinks: dict[int, torch.Tensor] = {}
         self._narrowed: dict[int, RadixAttention] = {}
+        self._check_layers(runner.model)
         logger.info(
             "flydsl attention for %s, page size %d: %s; extend by %s",
             ", ".join(self.architectures),
@@ -58,6 +59,17 @@ class FlyDSLAttnBackend(AttentionBackend):
             "kernels" if req_to_token.is_cuda else "float reference in place of the kernels, there is no GPU",
             type(extend).__name__,
         )
+
+    def _check_layers(self, model: torch.nn.Module) -> None:
+        for layer in model.modules():
+            if isinstance(layer, RadixAttention):
+                keys = self.pool.get_key_buffer(layer.layer_id)
+                reason = supported(self._contract(layer, keys, rows=1, sinks=False))
+                if reason is not None:
+                    raise UnsupportedContract(
+                        f"--attention-backend flydsl, layer {layer.layer_id} of {', '.join(self.architectures)}: "
+                        f"{reason}; use --attention-backend triton"
+                    )
 
     def support_triton(self) -> bool:
         return self.extend.support_triton()
