@@ -61,6 +61,20 @@ def test_an_operation_is_made_once_and_scratch_serves_every_batch():
         )
 
 
+def test_scratch_that_a_graph_may_know_is_never_given_back():
+    operations = Operations(torch.device("cpu"), max_requests=8, max_context=8192)
+    _, _, first = operations.get(FULL, 1)
+    address = first.out.data_ptr()
+    _, _, second = operations.get(PagedAttentionContract(16, 1, 192, 128, q_rows=8), 1)
+    assert second.out.numel() > first.out.numel()
+    assert any(old.out.data_ptr() == address for old in operations._outgrown)
+
+
+def test_few_kernels_serve_every_batch():
+    counts = {partitions_for(FULL, requests, 131072) for requests in range(1, 400)}
+    assert counts <= {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64}
+
+
 def test_partitions_fill_the_gpu_and_no_more():
     assert partitions_for(FULL, 48, 8192) == 6  # 288 work-groups on 304 CUs
     assert partitions_for(FULL, 1, 100) == 1

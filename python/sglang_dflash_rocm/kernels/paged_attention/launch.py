@@ -18,7 +18,8 @@ LOG2E = 1.4426950408889634
 # What fills an MI300X, and the shortest part of a context that is worth a work-group of its own (keys).
 COMPUTE_UNITS = 304
 SHORTEST_PART = 256
-MAX_PARTITIONS = 64
+# Partition counts that kernels are compiled for; each is a kernel of its own, and a server compiles all that it may need.
+PARTITIONS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
 
 class UnsupportedContract(ValueError):
@@ -38,7 +39,8 @@ def partitions_for(contract: PagedAttentionContract, requests: int, max_context:
     keys = max_context if contract.window is None else min(max_context, contract.window + contract.q_rows)
     groups = max(1, requests * contract.kv_heads * contract.row_splits)
     wanted = COMPUTE_UNITS // groups
-    return max(1, min(wanted, -(-keys // SHORTEST_PART), MAX_PARTITIONS))
+    most = max(1, min(wanted, -(-keys // SHORTEST_PART)))
+    return max(count for count in PARTITIONS if count <= most)
 
 
 @functools.cache

@@ -129,7 +129,7 @@ class FlyDSLAttnBackend(AttentionBackend):
             slots = forward_batch.out_cache_loc
             swa_slots = self.pool.translate_loc_from_full_to_swa(slots) if in_swa_pool else None
             self.pool.set_kv_buffer(layer, KVWriteLoc(slots, swa_slots), k, v)
-        q = q.view(-1, layer.tp_q_head_num, layer.qk_head_dim)
+        q = q.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim)
         requests = q.shape[0] // rows
         out = q.new_empty(q.shape[0], layer.tp_q_head_num, layer.v_head_dim)
         if requests:

@@ -70,6 +70,8 @@ class Operations:
         self._kind = PagedAttention if device.type == "cuda" else ReferencePagedAttention
         self._known: dict[PagedAttentionContract, PagedAttention | ReferencePagedAttention] = {}
         self._scratch: Scratch | None = None
+        # A captured graph knows the scratch of its time by address only: none is given back.
+        self._outgrown: list[Scratch] = []
 
     def get(self, contract: PagedAttentionContract, requests: int):
         """(operation, partitions, scratch) of a contract for a batch; compiled now if it is new.
@@ -88,12 +90,15 @@ class Operations:
         return operation, partitions, self._scratch
 
     def _grow(self, contract: PagedAttentionContract, counts: dict[int, int]) -> None:
-        """Room for the largest batch of each partition count; memory that was handed out before is kept by its user."""
+        """Room for the largest batch of each partition count."""
         needed = [(replace(contract, partitions=p), n) for p, n in counts.items()]
         new = Scratch.for_contracts(needed, self.device)
         old = self._scratch
-        if old is None or new.out.numel() > old.out.numel() or new.lse.numel() > old.lse.numel():
+        if old is None:
+            self._scratch = new
+        elif new.out.numel() > old.out.numel() or new.lse.numel() > old.lse.numel():
+            self._outgrown.append(old)
             self._scratch = Scratch(
-                new.out if old is None or new.out.numel() > old.out.numel() else old.out,
-                new.lse if old is None or new.lse.numel() > old.lse.numel() else old.lse,
+                new.out if new.out.numel() > old.out.numel() else old.out,
+                new.lse if new.lse.numel() > old.lse.numel() else old.lse,
             )
