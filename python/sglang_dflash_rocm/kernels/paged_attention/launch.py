@@ -18,7 +18,7 @@ LOG2E = 1.4426950408889634
 # What fills an MI300X, and the shortest part of a context that is worth a work-group of its own (keys).
 COMPUTE_UNITS = 304
 SHORTEST_PART = 256
-# Partition counts that kernels are compiled for; each is a kernel of its own, and a server compiles all that it may need.
+# Partition counts that kernels are compiled for. Each is a kernel of its own, and a server compiles all it may need.
 PARTITIONS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
 
