@@ -21,7 +21,7 @@ from collections import Counter
 
 from sglang_dflash_rocm.kernels.paged_attention.contract import PagedAttentionContract
 from sglang_dflash_rocm.kernels.paged_attention.launch import partitions_for
-from sglang_dflash_rocm.testing import sglang_peers
+from sglang_dflash_rocm.testing.live import sglang_peers
 from sglang_dflash_rocm.testing.paged_cases import PagedCase
 
 CUS, SIMDS, CLOCK, HBM, PEAK = 304, 4, 2.1e9, 5.3e12, 1307e12

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from sglang_dflash_rocm.kernels.paged_attention.contract import PagedAttentionContract
-from sglang_dflash_rocm.testing import sglang_peers
 from sglang_dflash_rocm.testing.gfx942 import HARDWARE
+from sglang_dflash_rocm.testing.live import sglang_peers
 from sglang_dflash_rocm.testing.paged_cases import PagedCase
 
 pytestmark = pytest.mark.skipif(HARDWARE, reason="the simulator's test")

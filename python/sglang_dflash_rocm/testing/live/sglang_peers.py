@@ -15,9 +15,8 @@ import torch
 from sglang.kernels.ops.attention import decode_attention, extend_attention
 
 from gfx942sim.triton_target import simulated_triton
-
-from .gfx942 import HARDWARE
-from .paged_cases import PagedCase
+from sglang_dflash_rocm.testing.gfx942 import HARDWARE
+from sglang_dflash_rocm.testing.paged_cases import PagedCase
 
 COMPUTE_UNITS = 304
 MAX_SPLITS = 16
