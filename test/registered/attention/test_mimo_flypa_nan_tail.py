@@ -3,6 +3,7 @@
 PagedCase poisons all of it, so every test of this folder checks it; here are the corners, and faults that must show.
 """
 
+import contextlib
 import dataclasses
 import sys
 from unittest import mock
@@ -58,9 +59,12 @@ def test_no_request_is_no_launch():
     assert result is empty
 
 
+@contextlib.contextmanager
 def fresh_kernels():
-    """Kernels built inside are not the cached ones, nor cached."""
-    return mock.patch.multiple(launch, _kernel=launch._kernel.__wrapped__, _compiled=launch._compiled.__wrapped__)
+    """Kernels built inside are not the cached ones, nor cached, and each is built once, by its launch."""
+    plain = dict(_kernel=launch._kernel.__wrapped__, _compiled=launch._compiled.__wrapped__)
+    with mock.patch.multiple(launch, **plain), mock.patch.object(PagedAttention, "warm_up"):
+        yield
 
 
 def test_fault_rows_past_the_end_are_loaded():
