@@ -11,10 +11,6 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
-import torch
-from sglang.kernels.ops.attention import decode_attention, extend_attention
-
-from gfx942sim.triton_target import simulated_triton
 from sglang_dflash_rocm.testing.gfx942 import HARDWARE
 from sglang_dflash_rocm.testing.paged_cases import PagedCase
 
@@ -27,6 +23,10 @@ def as_on_mi300x(*buffers: Any, **options: Any) -> Iterator[Any]:
     """SGLang's wrappers believe in an MI300X, and Triton launches run on the simulator. Yields the device."""
     if HARDWARE:
         raise RuntimeError("this GPU runs SGLang's kernels itself")
+    from sglang.kernels.ops.attention import decode_attention, extend_attention
+
+    from gfx942sim.triton_target import simulated_triton
+
     with (
         mock.patch.object(decode_attention, "_is_hip", True),
         mock.patch.object(extend_attention, "_is_hip", True),
@@ -36,7 +36,7 @@ def as_on_mi300x(*buffers: Any, **options: Any) -> Iterator[Any]:
         yield device
 
 
-def _visible(case: PagedCase, extra: int) -> list[torch.Tensor]:
+def _visible(case: PagedCase, extra: int) -> list:
     """Slots that SGLang hands its kernels per request: all, or the last `window` of them."""
     window = case.contract.window
     kept = []
@@ -52,6 +52,9 @@ def decode(case: PagedCase, splits: int, **options: Any):
     Args:
         splits: partitions per request, which SGLang computes on the device.
     """
+    import torch
+    from sglang.kernels.ops.attention import decode_attention
+
     c = case.contract
     slots = _visible(case, extra=1)
     n = case.requests
@@ -81,6 +84,9 @@ def decode(case: PagedCase, splits: int, **options: Any):
 
 def verify(case: PagedCase, **options: Any):
     """(out, launches) of extend_attention_fwd for the block of a verify: its keys come apart from the cache's."""
+    import torch
+    from sglang.kernels.ops.attention import extend_attention
+
     c = case.contract
     n, rows = case.requests, c.q_rows
     prefix = _visible(case, extra=0)
