@@ -104,12 +104,11 @@ def launch(
         )
     kernarg = pack_arguments(code, kernel, args, grid3, block3, dynamic_lds)
     registry = _registry(buffers, args)
-    observers: list[Observer] = []
     race_check = RaceCheck(code, kernel) if races != "off" else None
     counter = CostCounter() if cost else None
     lds_check = LdsWriteCheck(uninitialised != "report") if uninitialised != "off" else None
     register_check = RegisterWriteCheck(uninitialised == "raise") if uninitialised in ("raise", "report") else None
-    observers = [o for o in (race_check, counter, lds_check) if o is not None]
+    observers: list[Observer] = [o for o in (race_check, counter, lds_check) if o is not None]
 
     chosen = list(workgroups) if workgroups is not None else _all_workgroups(grid3)
     kept = ctypes.create_string_buffer(kernarg, len(kernarg) + _KERNARG_PADDING)
