@@ -40,7 +40,7 @@ def test_draft_window_under_dp(models, load, start_server, block):
         check_log(server)
 
 
-@pytest.mark.slow  # test_flydsl_backend.py runs the same model by default
+@pytest.mark.slow  # test_flydsl_server.py runs the same model by default
 def test_real_head_sizes_under_dp(models, load, start_server):
     """QK 192 and V 128, as in the released checkpoint, through pools of unequal width."""
     pair = models["wide"]
