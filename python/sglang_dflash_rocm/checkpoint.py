@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -42,20 +43,22 @@ def deployment(server_flags: Sequence[str]) -> tuple[int, int]:
     Raises:
         ValueError: one of the sizes is not a whole number above 0.
     """
-    sizes = {"tp": 1, "dp": 1, "attn-dp": 1}
-    names = {
-        "--tp": "tp", "--tp-size": "tp", "--tensor-parallel-size": "tp",
-        "--dp": "dp", "--dp-size": "dp", "--data-parallel-size": "dp",
-        "--attn-dp-size": "attn-dp", "--attention-data-parallel-size": "attn-dp",
-    }  # fmt: skip
     words = [word for flag in server_flags for word in flag.split("=", 1)]
-    for name, value in zip(words, [*words[1:], ""], strict=True):
-        if size := names.get(name):
-            if not value.isdecimal() or int(value) < 1:
-                raise ValueError(f"{name} {value}: must be a whole number above 0")
-            sizes[size] = int(value)
-    groups = sizes["dp"] if "--enable-dp-attention" in words and sizes["attn-dp"] == 1 else sizes["attn-dp"]
-    return sizes["tp"], groups
+    following = dict(itertools.pairwise([*words, ""]))
+    tp = _size(following, "--tp", "--tp-size", "--tensor-parallel-size")
+    dp = _size(following, "--dp", "--dp-size", "--data-parallel-size")
+    groups = _size(following, "--attn-dp-size", "--attention-data-parallel-size")
+    return tp, dp if groups == 1 and "--enable-dp-attention" in words else groups
+
+
+def _size(following: Mapping[str, str], *names: str) -> int:
+    for name in names:
+        value = following.get(name, "1")
+        if not value.isdecimal() or value == "0":
+            raise ValueError(f"{name} {value}: must be a whole number above 0")
+        if value != "1":
+            return int(value)
+    return 1
 
 
 def _config(folder: Path, what: str, found: list[str]) -> dict | None:
