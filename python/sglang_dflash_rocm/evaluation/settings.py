@@ -194,3 +194,7 @@ def plain_table() -> str:
         f"{variable.name}={default_text(variable)}\n  {variable.doc}\n  allowed: {variable.allowed}"
         for variable in VARIABLES
     ).replace("`", "")
+
+
+if __name__ == "__main__":
+    print(markdown_table())
