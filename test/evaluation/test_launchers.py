@@ -308,7 +308,7 @@ def test_all_wrong_values_are_named_at_once_with_what_is_allowed():
             {"SGLANG_AITER_PA_DECODE_IMPL": "flydsl", "ATTENTION_BACKEND": "triton"},
             "contradict each other; unset one",
         ),
-        (DECODE, {"DISABLE_RADIX_CACHE": "0"}, "without the prefix cache only; set 1"),
+        (DECODE, {"DISABLE_RADIX_CACHE": "0"}, "a decode server without the prefix cache; set 1"),
         (TP4, {"MM_ENABLE_DP_ENCODER": "1"}, "a decode server encodes no images; set 0"),
         (ACCURACY, {"SGLANG_SIMULATE_ACC_LEN": "5.56"}, "measures no accuracy; unset it"),
         (ACCURACY, {"SGLANG_SIMULATE_UNIFORM_EXPERTS": "1"}, "measures no accuracy; unset it"),

@@ -111,7 +111,7 @@ def _refusals(launcher: Launcher, env: Mapping[str, str]) -> Iterator[str]:
         yield f"SGLANG_AITER_PA_DECODE_IMPL=flydsl and ATTENTION_BACKEND={backend} contradict each other; unset one"
     if launcher.fake_prefill:
         if not settings.DISABLE_RADIX_CACHE.get(env):
-            yield "DISABLE_RADIX_CACHE=0: SGLang's fake transfer works without the prefix cache only; set 1"
+            yield "DISABLE_RADIX_CACHE=0: SGLang runs a decode server without the prefix cache; set 1"
         if settings.MM_ENABLE_DP_ENCODER.get(env):
             yield "MM_ENABLE_DP_ENCODER=1: a decode server encodes no images; set 0"
     else:
@@ -165,10 +165,17 @@ def arguments(launcher: Launcher, env: Mapping[str, str]) -> list[str]:
     if launcher.fake_prefill:
         argv += ["--disaggregation-mode", "decode", "--disaggregation-transfer-backend", "fake"]
     else:
-        # Under DP attention SGLang 0.5.23 builds no vision tower whose reduction crosses the attention groups, and
-        # refuses --language-model-only for MiMo.
-        argv.append("--mm-enable-dp-encoder" if settings.MM_ENABLE_DP_ENCODER.get(env) else "--language-only")
+        argv += _vision_flags(env)
     return [*argv, *settings.EXTRA_ARGS.get(env)]
+
+
+def _vision_flags(env: Mapping[str, str]) -> list[str]:
+    """Under DP attention SGLang 0.5.23 refuses to build a vision tower that is sharded, and refuses
+    --language-model-only for MiMo. As the language half of a server whose encoders never come, with embeddings sent to
+    the tokenizer process, it serves text as usual and answers images with 503."""
+    if settings.MM_ENABLE_DP_ENCODER.get(env):
+        return ["--mm-enable-dp-encoder"]
+    return ["--language-only", "--encoder-transfer-backend", "zmq_to_tokenizer"]
 
 
 def environment(launcher: Launcher, env: Mapping[str, str]) -> dict[str, str]:
