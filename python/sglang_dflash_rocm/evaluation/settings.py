@@ -15,14 +15,11 @@ NATIVE_MXFP4, MXFP4_TO_FP8 = "native-mxfp4", "mxfp4-to-fp8"
 BLOCK_SIZE = 8
 
 
-def _number(low: float, high: float, including_low: bool, including_high: bool) -> Callable[[str], float]:
+def _number(allowed: Callable[[float], bool]) -> Callable[[str], float]:
     def parse(text: str) -> float:
-        value = float(text)
-        above = low <= value if including_low else low < value
-        below = value <= high if including_high else value < high
-        if not (above and below):
+        if not allowed(float(text)):
             raise ValueError(text)
-        return value
+        return float(text)
 
     return parse
 
@@ -69,14 +66,14 @@ CHUNKED_PREFILL_SIZE = Variable(
 MEM_FRACTION_STATIC = Variable(
     "MEM_FRACTION_STATIC",
     0.75,
-    _number(0, 1, including_low=False, including_high=False),
+    _number(lambda share: 0 < share < 1),
     "a number above 0 and below 1",
     "share of a GPU's memory for weights and KV pools",
 )
 SWA_FULL_TOKENS_RATIO = Variable(
     "SWA_FULL_TOKENS_RATIO",
     0.03,
-    _number(0, 1, including_low=False, including_high=True),
+    _number(lambda ratio: 0 < ratio <= 1),
     "a number above 0, at most 1",
     "tokens of the sliding-window pool per token of the full pool",
 )
@@ -127,7 +124,7 @@ WEIGHT_RECIPE = Variable(
 SGLANG_SIMULATE_ACC_LEN = Variable(
     "SGLANG_SIMULATE_ACC_LEN",
     5.56,
-    _number(1, BLOCK_SIZE, including_low=True, including_high=True),
+    _number(lambda length: 1 <= length <= BLOCK_SIZE),
     f"a number from 1 to the block, {BLOCK_SIZE}",
     "fake prefill only: mean accept length that is simulated, as its KV cache holds no prompt",
 )
