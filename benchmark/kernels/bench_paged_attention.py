@@ -77,8 +77,8 @@ def scaled(run, contract: PagedAttentionContract, context: int) -> Counter:
     return combine(short, 1 - (keys - SHORT) / SHORT, long, (keys - SHORT) / SHORT)
 
 
-def ours(contract: PagedAttentionContract, context: int):
-    case = PagedCase(contract, [context - contract.q_rows])
+def ours(contract: PagedAttentionContract, context: int, partitions: int = 1):
+    case = PagedCase(contract, [context - contract.q_rows], partitions=partitions)
     return total(case, case.check(cost=True, uninitialised="off"))
 
 
@@ -120,10 +120,9 @@ def measure(name: str, contract: PagedAttentionContract, batch: int, context: in
         cost = scaled(run, contract, context)
         extra = 0.0
         if side == "ours" and parts > 1:
-            split = dataclasses.replace(contract, partitions=parts)
             keys = max(SHORT, parts * 64)
             # What the split adds: the fixed cost of the other work-groups, and the reduce kernel.
-            cost = combine(cost, 1, combine(ours(split, keys), 1, ours(contract, keys), -1), 1)
+            cost = combine(cost, 1, combine(ours(contract, keys, parts), 1, ours(contract, keys), -1), 1)
             extra = 2 * batch * contract.kv_heads * parts * contract.rows * contract.v_dim * 4
         busy = bounds(cost, batch, least + extra)
         row[side] = busy | {"bound": max(busy.values()), "ratio": max(busy.values()) / base, "kv": cost["kv"] / kv}
