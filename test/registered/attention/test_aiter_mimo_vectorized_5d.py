@@ -10,6 +10,7 @@ from sglang.test.ci.ci_register import register_amd_ci, register_cpu_ci
 from sglang_dflash_rocm.kernels.kv_cache.layout import (
     FP8,
     LAYOUTS,
+    as_bytes,
     gather_reference,
     shapes,
     write_reference,
@@ -17,7 +18,7 @@ from sglang_dflash_rocm.kernels.kv_cache.layout import (
 from sglang_dflash_rocm.kernels.kv_cache.write import gather_kv, store_kv
 from sglang_dflash_rocm.kernels.paged_attention.contract import PagedAttentionContract
 from sglang_dflash_rocm.testing.gfx942 import DEVICE, triton_launches
-from sglang_dflash_rocm.testing.paged_cases import PagedCase, as_bytes, poison
+from sglang_dflash_rocm.testing.paged_cases import PagedCase, poison
 
 register_cpu_ci(est_time=60, suite="base-a-test-cpu")
 register_amd_ci(est_time=60, suite="stage-b-test-1-gpu-small-amd")
