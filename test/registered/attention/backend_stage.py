@@ -62,6 +62,7 @@ class Stage:
         for layer in self.layers:
             if self.scales:
                 layer.k_scale_float, layer.v_scale_float = self.scales
+                layer.k_scale, layer.v_scale = (torch.tensor(scale, device=DEVICE) for scale in self.scales)
         # As MiMo's sliding layers have them.
         self.sinks = [None, torch.randn(16).bfloat16()]
         self.backend = self._backend()
@@ -131,7 +132,7 @@ class Stage:
         from sglang_dflash_rocm.srt.layers.attention.flydsl_backend import FlyDSLAttnBackend
 
         if HARDWARE:
-            from sglang_dflash_rocm.srt.layers.attention.triton_extend import TritonExtend as Extend
+            from stage_extend import StageExtend as Extend
         else:
             from sglang_dflash_rocm.cpu.attention import TorchPagedAttnBackend as Extend
         return FlyDSLAttnBackend(self.runner(), Extend(self.runner()))
@@ -157,9 +158,9 @@ class Stage:
     def _in_swa_pool(self, layer) -> bool:
         return layer.layer_id == SLIDING
 
-    def _remember(self, layer, request: int, k, v) -> None:
+    def _remember(self, layer, request: int, k, v, exact: bool = False) -> None:
         for store, new, scale in zip((self.keys, self.values), (k, v), self.scales or (1.0, 1.0), strict=True):
-            if self.dtype == FP8:
+            if self.dtype == FP8 and not exact:
                 new = quantize(new, FP8, scale).float() * scale
             name = layer.layer_id, request
             store[name] = torch.cat([store[name], new.double()]) if name in store else new.double()
@@ -173,6 +174,7 @@ class Stage:
         ends = [n if verify else n + new for n, new in zip(lens, rows, strict=True)]
         return SimpleNamespace(
             forward_mode=ForwardMode[mode],
+            mha_one_shot=False,
             batch_size=len(requests),
             req_pool_indices=torch.tensor(list(requests), device=DEVICE),
             seq_lens=torch.tensor(ends, dtype=torch.int64, device=DEVICE),
@@ -217,10 +219,10 @@ class Stage:
         """(keys that a query sees or None, causal): what MiMo means, said without the code under test."""
         return (None, True) if layer.layer_id == FULL else (128, True)
 
-    def remember(self, layer, requests: Sequence[int], rows: Sequence[int], k, v) -> None:
-        """This forward's keys and values belong to the requests from now on."""
+    def remember(self, layer, requests: Sequence[int], rows: Sequence[int], k, v, exact: bool = False) -> None:
+        """This forward's keys and values belong to the requests from now on, as the pool holds them unless `exact`."""
         for request, new_k, new_v in zip(requests, k.cpu().split(list(rows)), v.cpu().split(list(rows)), strict=True):
-            self._remember(layer, request, new_k, new_v)
+            self._remember(layer, request, new_k, new_v, exact)
 
     def step(self, mode: str, requests: Sequence[int], lens: Sequence[int], rows: Sequence[int]) -> None:
         """One forward of every layer without a graph, compared with the reference.

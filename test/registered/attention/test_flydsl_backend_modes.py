@@ -50,10 +50,12 @@ def test_verify(stage, block):
 
 
 @pytest.mark.parametrize("mode", ["EXTEND", "MIXED"])
-def test_extend_after_a_prefix_hit(stage, mode):
+@pytest.mark.parametrize("options", POOLS)
+def test_extend_after_a_prefix_hit(options, mode):
     """C18, C35: ragged chunks behind cached prefixes, in a window; a mixed batch has requests that decode too."""
-    if stage.dtype == FP8 and not HARDWARE and stage.scales:
-        pytest.skip("the CPU platform's extend has no scales")
+    stage = Stage(**(options | dict(scales=None)))  # scales of an extend: test_mimo_triton_extend.py
+    for number, length in enumerate(LENS, 1):
+        stage.prefill(number, length)
     stage.step(mode, [3, 4, 1], [130, 200, 5], [100, 7, 1])
     stage.step("DECODE", [3, 1], [230, 6], [1, 1])
 

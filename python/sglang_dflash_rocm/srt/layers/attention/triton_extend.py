@@ -1,4 +1,4 @@
-"""SGLang's Triton extend for MiMo: the window that its layers mean, and prefixes in the vectorized KV layout."""
+"""SGLang's Triton extend for MiMo: the window that its layers mean, and prefixes in every layout and KV dtype."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
 from sglang.srt.layers.radix_attention import RadixAttention
 
+from sglang_dflash_rocm.kernels.kv_cache.layout import FP8
 from sglang_dflash_rocm.kernels.kv_cache.write import gather_kv
 
 from .window import window_keys
@@ -38,8 +39,9 @@ class TritonExtend(TritonAttnBackend):
     def _forward_extend_kernel(
         self, layer, q, k, v, out, k_cache, v_cache, q_indptr, kv_indptr, kv_indices, *args, **kwargs
     ):
-        """The kernels read rows: of a vectorized pool they get the prefix gathered, which costs one copy of it."""
-        if k_cache.ndim == 5:
+        """The prefix of a vectorized or an fp8 pool is handed over as bf16 rows: the kernels read rows only, and for an
+        fp8 cache they would round q and the softmax weights to fp8 too. It costs one copy of the prefix."""
+        if k_cache.ndim == 5 or k_cache.dtype == FP8:
             k_cache, v_cache = _rows(k_cache, v_cache, kv_indices, layer, self.page_size)
             kv_indices = torch.arange(len(kv_indices), dtype=kv_indices.dtype, device=kv_indices.device)
         return super()._forward_extend_kernel(
@@ -48,7 +50,10 @@ class TritonExtend(TritonAttnBackend):
 
 
 def _rows(k_cache, v_cache, slots, layer: RadixAttention, page_size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    k = k_cache.new_empty(len(slots), layer.tp_k_head_num, layer.qk_head_dim)
-    v = v_cache.new_empty(len(slots), layer.tp_v_head_num, layer.v_head_dim)
-    gather_kv(k_cache, v_cache, slots, k, v, page_size)
-    return k, v
+    # At least one page, because the kernels take the rows for a paged cache.
+    count = -(-max(len(slots), 1) // page_size) * page_size
+    k = k_cache.new_empty(count, layer.tp_k_head_num, layer.qk_head_dim)
+    v = v_cache.new_empty(count, layer.tp_v_head_num, layer.v_head_dim)
+    layout = "nhd" if k_cache.ndim == 3 else "vectorized_5d"
+    gather_kv(k_cache, v_cache, slots, k[: len(slots)], v[: len(slots)], layout=layout, page_size=page_size)
+    return k.to(torch.bfloat16), v.to(torch.bfloat16)
