@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: venv demo test test-all test-soak bench-kernels bench-sim lint format docs clean
+.PHONY: venv demo test test-all test-soak test-flydsl bench-kernels bench-sim lint format docs clean
 
 venv: $(STAMP)
 
@@ -30,6 +30,13 @@ test-all: $(STAMP)
 
 test-soak: $(STAMP)
 	$(BIN)/python -m pytest -m soak -s
+
+# The attention kernels compiled by another FlyDSL than the lock's: make test-flydsl FLYDSL=0.3.1
+FLYDSL ?= 0.3.1
+test-flydsl: $(STAMP)
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target build/flydsl-$(FLYDSL) flydsl==$(FLYDSL)
+	PYTHONPATH=build/flydsl-$(FLYDSL) $(BIN)/python -m pytest -m "not slow" test/registered/attention/test_mimo_flydsl_* \
+		test/registered/attention/test_mimo_flypa_nan_tail.py test/registered/attention/test_aiter_mimo_vectorized_5d.py
 
 # Modelled on gfx942 code objects; see docs/kernels.md.
 bench-kernels: $(STAMP)

@@ -4,6 +4,7 @@ On an MI300X these run the kernels and real graphs. Elsewhere float references s
 runs the same calls again on the same static buffers (HARDWARE WE DO NOT HAVE).
 """
 
+import contextlib
 import sys
 from unittest import mock
 
@@ -202,7 +203,65 @@ def test_fewer_rows_than_requests_is_an_error():
         stage.forward(stage.layers[FULL], batch, q[:12], None, None)
 
 
+def test_metadata_never_waits_for_the_device(stage):
+    """C03: what reads a tensor's values on the host is a sync on a GPU, and ranks that sync unlike others deadlock."""
+    batches = [
+        stage.batch("DECODE", [3, 1], [130, 5], [1, 1]),
+        stage.batch("TARGET_VERIFY", [2, 4], [64, 200], [8, 8]),
+        stage.batch("DECODE", [], [], []),
+    ]
+    with contextlib.ExitStack() as stack:
+        for name in ("item", "tolist", "cpu", "numpy", "nonzero", "__bool__", "__int__", "__index__"):
+            fault = AssertionError(f"Tensor.{name} in metadata")
+            stack.enter_context(mock.patch.object(torch.Tensor, name, side_effect=fault))
+        for batch in batches:
+            stage.backend.init_forward_metadata(batch)
+
+
+# ---- faults that the comparisons above must find
+
+
+def wrong(stage, mode, length, rows):
+    with pytest.raises(AssertionError, match="values differ"):
+        stage.step(mode, [4], [length], [rows])
+
+
+def test_fault_the_window_is_wider_by_one():
+    stage = Stage()
+    stage.prefill(4, 200)
+    wider = lambda size, _: None if size < 0 else size + 1  # noqa: E731
+    with mock.patch.object(flydsl_backend, "window_keys", wider):
+        wrong(stage, "DECODE", 200, 1)
+
+
+def test_fault_sliding_layers_read_the_full_pools_pages():
+    stage = Stage()
+    stage.prefill(4, 100)
+    stage.backend.tables.sliding = stage.backend.tables.full
+    with mock.patch.object(stage.backend.tables, "translate", lambda slots: slots):
+        wrong(stage, "TARGET_VERIFY", 100, 8)
+
+
+def test_fault_the_block_is_not_counted():
+    stage = Stage()
+    stage.prefill(4, 100)
+    paged = stage.backend._paged
+    with mock.patch.object(
+        stage.backend, "_paged", lambda q, layer, sinks, rows, extra: paged(q, layer, sinks, rows, 7)
+    ):
+        wrong(stage, "TARGET_VERIFY", 100, 8)
+
+
 # ---- what is refused
+
+
+def test_a_draft_tree_is_refused():
+    """C35: a mask that no kernel of ours takes must not be dropped."""
+    stage = Stage()
+    batch = stage.batch("TARGET_VERIFY", [1], [5], [8])
+    batch.spec_info.topk = 2
+    with pytest.raises(UnsupportedContract, match=r"a draft tree \(topk 2\) .*; allowed: a chain, topk 1"):
+        stage.backend.init_forward_metadata(batch)
 
 
 @pytest.mark.parametrize(

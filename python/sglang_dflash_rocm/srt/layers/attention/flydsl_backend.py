@@ -107,6 +107,9 @@ class FlyDSLAttnBackend(AttentionBackend):
         if not _is_paged(mode):
             self.extend.init_forward_metadata_out_graph(forward_batch, in_capture)
             return
+        topk = getattr(forward_batch.spec_info, "topk", 1)
+        if topk > 1:
+            raise UnsupportedContract(f"flydsl: a draft tree (topk {topk}) has its own mask; allowed: a chain, topk 1")
         self.tables.fill(forward_batch.req_pool_indices, forward_batch.seq_lens)
 
     def init_forward_metadata_in_graph(self, forward_batch: ForwardBatch) -> None:
