@@ -38,7 +38,7 @@ def chat_answer(
                 "index": 0,
                 "message": {"role": "assistant", "content": text},
                 "finish_reason": finish,
-                "token_ids": tokens,
+                "response_token_ids": tokens,
                 "meta_info": {
                     "completion_tokens": len(tokens),
                     "dp_rank": dp_rank,
@@ -54,17 +54,18 @@ def chat_answer(
 class StubServer:
     """``behave(number, body)`` gives the answer to chat request ``number`` (0 is the tool's probe), or a status."""
 
-    def __init__(self, behave: Behaviour, dp_size: int = 2, **info) -> None:
-        self.behave, self.dp_size, self.asked = behave, dp_size, 0
+    def __init__(self, behave: Behaviour, dp_ranks: int = 2, **info) -> None:
+        self.behave, self.dp_ranks, self.asked = behave, dp_ranks, 0
         self.info = {
-            "tp_size": dp_size,
-            "dp_size": dp_size,
+            "tp_size": dp_ranks,
+            "dp_size": 1,
+            "attn_dp_size": dp_ranks,
             "model_path": "/models/tiny",
             "served_model_name": "tiny",
             "version": "0.5.23",
             "speculative_algorithm": "DFLASH",
             "disaggregation_mode": "null",
-            "internal_states": [{} for _ in range(dp_size)],
+            "internal_states": [{} for _ in range(dp_ranks)],
             **info,
         }
         self.running = 0
@@ -90,7 +91,7 @@ class StubServer:
             return self.info
         if route == "/v1/loads":
             load = {"num_running_reqs": self.running, "num_waiting_reqs": 0}
-            return {"loads": [{"dp_rank": rank, **load} for rank in range(self.dp_size)]}
+            return {"loads": [{"dp_rank": rank, **load} for rank in range(self.dp_ranks)]}
         if route == "/flush_cache":
             return 200
         with self._lock:

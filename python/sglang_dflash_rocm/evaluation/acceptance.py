@@ -36,10 +36,10 @@ def request_figures(choice: Mapping) -> RequestFigures:
     """Figures of a chat choice.
 
     Raises:
-        KeyError: the server left out `meta_info` or `token_ids`; the message names which.
+        KeyError: the server left out `meta_info` or `response_token_ids`; the message names which.
     """
-    meta, tokens = choice.get("meta_info"), choice.get("token_ids")
-    for name, value in (("meta_info", meta), ("token_ids", tokens)):
+    meta, tokens = choice.get("meta_info"), choice.get("response_token_ids")
+    for name, value in (("meta_info", meta), ("response_token_ids", tokens)):
         if value is None:
             raise KeyError(f"the server's answer has no choices[0].{name}")
     return RequestFigures(
@@ -77,15 +77,17 @@ class Acceptance(msgspec.Struct, frozen=True, kw_only=True):
     min_worker_accept_length: float | None
     accept_length: float | None
     accepted_histogram: tuple[int, ...]
+    requests_of_no_rank: int = 0
 
 
 def summarise(
-    requests: Sequence[RequestFigures], dp_size: int, server_lengths: Mapping[int, float | None] | None = None
+    requests: Sequence[RequestFigures], dp_ranks: int, server_lengths: Mapping[int, float | None] | None = None
 ) -> Acceptance:
     """Accept lengths by rank and over all. ``server_lengths``: the server's own figure by DP rank."""
+    only = 0 if dp_ranks == 1 else None
+    placed = [(only if r.dp_rank is None else r.dp_rank, r) for r in requests]
     ranks = tuple(
-        _rank(rank, [r for r in requests if (r.dp_rank or 0) == rank], (server_lengths or {}).get(rank))
-        for rank in range(dp_size)
+        _rank(rank, [r for of, r in placed if of == rank], (server_lengths or {}).get(rank)) for rank in range(dp_ranks)
     )
     lengths = [rank.accept_length for rank in ranks if rank.accept_length is not None]
     steps = sum(rank.verify_steps for rank in ranks)
@@ -95,6 +97,7 @@ def summarise(
         min_worker_accept_length=min(lengths, default=None),
         accept_length=sum(rank.accepted_tokens for rank in ranks) / steps if steps else None,
         accepted_histogram=_add(r.accepted_histogram for r in requests),
+        requests_of_no_rank=len(requests) - sum(rank.requests for rank in ranks),
     )
 
 

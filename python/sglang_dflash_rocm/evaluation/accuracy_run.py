@@ -57,7 +57,7 @@ def run(settings: Settings, questions: int) -> int:
     facts = accuracy_server.facts(info)
     asked = _asked(settings, questions)
     folder = RunFolder(settings.work_dir or _new_folder(model_id))
-    resumed = folder.open({**_builtins(settings.thresholds), **asked, **facts, "evalscope": EVALSCOPE})
+    resumed = folder.open({**msgspec.to_builtins(settings.thresholds), **asked, **facts, "evalscope": EVALSCOPE})
     record = AccuracyRecord(
         key=f"gsm8k {model_id}",
         outcome="failed",
@@ -74,25 +74,48 @@ def run(settings: Settings, questions: int) -> int:
     )
     try:
         _say(f"{'going on with the run' if resumed else 'run'} in {folder.path}")
+        done, code = _attempt(record, server, info, settings, folder)
+        folder.add(done)
+    finally:
+        folder.close()
+    _show(done)
+    print(folder.summary_text(), flush=True)
+    return code
+
+
+def _attempt(
+    record: AccuracyRecord, server: LiveServer, info: Mapping, settings: Settings, folder: RunFolder
+) -> tuple[AccuracyRecord, int]:
+    """Ask what is not answered yet and judge the whole: the record with its outcome, and the exit code."""
+    model_id, questions = _name(info["model_path"]), record.asked["questions"]
+    try:
         server.flush(_IDLE_TIMEOUT_S)
         gsm8k.mend(folder.outputs, model_id)
         _run_evalscope(settings, info["served_model_name"], model_id, folder, questions)
-        server.wait_idle(_IDLE_TIMEOUT_S)
         results = gsm8k.read_results(folder.outputs, model_id)
-        done = _judged(record, results, questions, info["dp_size"], server.accept_lengths())
+        server.wait_idle(_IDLE_TIMEOUT_S)
+        done = _judged(record, results, accuracy_server.dp_ranks(info), server.accept_lengths())
         print((folder.outputs / TABLE).read_text())
     except KeyboardInterrupt:
-        return _finish(
-            folder, record, "interrupted", "interrupted; the same command with this WORK_DIR goes on", INTERRUPTED
-        )
+        return _ended(record, "interrupted", "interrupted; the same command with this WORK_DIR goes on"), INTERRUPTED
     except (RunBroke, ServerGone, ServerRefused, gsm8k.ResultsError) as error:
-        return _finish(folder, record, "failed", f"the run broke: {error}", BROKE)
-    finally:
-        folder.close()
+        return _ended(record, "failed", f"the run broke: {_state(server)}{error}"), BROKE
     failed = [gate.name for gate in done.gates if not gate.passed]
     if failed:
-        return _finish(folder, done, "failed", f"gates failed: {', '.join(failed)}", FAILED)
-    return _finish(folder, done, "passed", "", OK)
+        return _ended(done, "failed", f"gates failed: {', '.join(failed)}"), FAILED
+    return _ended(done, "passed", ""), OK
+
+
+def _ended(record: AccuracyRecord, outcome: Outcome, reason: str) -> AccuracyRecord:
+    return msgspec.structs.replace(record, outcome=outcome, reason=reason)
+
+
+def _state(server: LiveServer) -> str:
+    try:
+        server.info()
+    except (ServerGone, ServerRefused) as error:
+        return f"the server is gone ({error}); "
+    return ""
 
 
 def evalscope_task(settings: Settings, served_model: str, model_id: str, outputs: Path, questions: int) -> dict:
@@ -145,8 +168,8 @@ def _preflight(server: LiveServer, info: Mapping, settings: Settings) -> None:
     if settings.min_accept_length and not info.get("speculative_algorithm"):
         raise ServerRefused("the server runs without speculation: start it with DFLASH, or set MIN_ACCEPT_LENGTH=0")
     choice = server.probe(info["served_model_name"])
-    missing = [name for name in ("meta_info", "token_ids") if choice.get(name) is None]
-    if info["dp_size"] > 1 and (choice.get("meta_info") or {}).get("dp_rank") is None:
+    missing = [name for name in ("meta_info", "response_token_ids") if choice.get(name) is None]
+    if accuracy_server.dp_ranks(info) > 1 and (choice.get("meta_info") or {}).get("dp_rank") is None:
         missing.append("meta_info.dp_rank")
     if missing:
         raise ServerRefused(
@@ -202,16 +225,12 @@ def _watch(process: subprocess.Popen, predictions: Path, questions: int) -> None
 
 
 def _judged(
-    record: AccuracyRecord,
-    results: gsm8k.Results,
-    questions: int,
-    dp_size: int,
-    server_lengths: Mapping[int, float | None],
+    record: AccuracyRecord, results: gsm8k.Results, dp_ranks: int, server_lengths: Mapping[int, float | None]
 ) -> AccuracyRecord:
     requests = [figures for figures in results.figures.values() if figures is not None]
-    acceptance = summarise(requests, dp_size, server_lengths)
+    acceptance = summarise(requests, dp_ranks, server_lengths)
     figures = Figures(
-        asked=questions,
+        asked=record.asked["questions"],
         scored=len(results.scores),
         correct=sum(results.scores.values()),
         evalscope_score=results.score,
@@ -231,19 +250,15 @@ def _judged(
     )
 
 
-def _finish(folder: RunFolder, record: AccuracyRecord, outcome: Outcome, reason: str, code: int) -> int:
-    record = msgspec.structs.replace(record, outcome=outcome, reason=reason)
-    folder.add(record)
+def _show(record: AccuracyRecord) -> None:
     for gate in record.gates:
         print(f"{'pass' if gate.passed else 'FAIL'}  {gate.name}: {gate.reason}")
     if record.figures is not None:
         print(f"note  {len(record.figures.truncated)} of {record.figures.asked} answers cut at MAX_TOKENS")
     for note in record.notes:
         print(f"note  {note}")
-    if reason:
-        _say(reason)
-    print(folder.summary_text(), flush=True)
-    return code
+    if record.reason:
+        _say(record.reason)
 
 
 def _asked(settings: Settings, questions: int) -> dict[str, Fact]:
@@ -285,10 +300,6 @@ def _name(model_path: str) -> str:
 
 def _new_folder(model_id: str) -> Path:
     return Path("outputs") / f"gsm8k-{model_id}-{datetime.now(timezone.utc):%Y%m%d-%H%M%S}"
-
-
-def _builtins(struct: msgspec.Struct) -> dict:
-    return msgspec.to_builtins(struct)
 
 
 def _say(text: str) -> None:

@@ -24,6 +24,7 @@ _FACTS = (
     "device",
     "tp_size",
     "dp_size",
+    "attn_dp_size",
     "ep_size",
     "enable_dp_attention",
     "enable_dp_lm_head",
@@ -167,6 +168,11 @@ def facts(info: Mapping) -> dict[str, Fact]:
     """What of `/server_info` goes into a record: flags, and the variables that the server tells (`environment`)."""
     flags = {name: value for name in _FACTS if isinstance(value := info.get(name), str | int | float)}
     return flags | {f"env {name}": value for name, value in sorted((environment(info) or {}).items())}
+
+
+def dp_ranks(info: Mapping) -> int:
+    """Number of DP ranks: each gives one state. `dp_size` is 1 under DP attention (`attn_dp_size` holds it then)."""
+    return len(info["internal_states"])
 
 
 def environment(info: Mapping) -> dict[str, str] | None:

@@ -80,6 +80,8 @@ def _accept_data(figures: Figures) -> Gate:
     missing = [_missing(rank) for rank in figures.acceptance.ranks if rank.without_accept_data]
     if figures.without_figures:
         missing.append(f"no figures at all for {_some(figures.without_figures)}")
+    if lost := figures.acceptance.requests_of_no_rank:
+        missing.append(f"{lost} requests name none of the {len(figures.acceptance.ranks)} DP ranks")
     if missing:
         return Gate("accept data of every DP rank", False, "; ".join(missing))
     idle = [str(rank.dp_rank) for rank in figures.acceptance.ranks if not rank.requests]

@@ -210,11 +210,12 @@ def read_results(outputs: Path, model_id: str) -> Results:
 
 
 def mend(outputs: Path, model_id: str) -> None:
-    """Cut off a line that a killed evalscope left half-written: it would append the next row to it and lose both."""
-    for path in (outputs / kind / model_id / "gsm8k_main.jsonl" for kind in ("predictions", "reviews")):
-        data = path.read_bytes() if path.exists() else b""
-        if data and not data.endswith(b"\n"):
-            path.write_bytes(data[: data.rfind(b"\n") + 1])
+    """Cut off a prediction that a killed evalscope left half-written: it would append to that line and lose both. (It
+    makes the reviews of a resumed run anew.)"""
+    path = predictions_file(outputs, model_id)
+    data = path.read_bytes() if path.exists() else b""
+    if data and not data.endswith(b"\n"):
+        path.write_bytes(data[: data.rfind(b"\n") + 1])
 
 
 def _figures(output: _Output) -> RequestFigures | None:
