@@ -51,23 +51,28 @@ def chat_answer(
     }
 
 
+def server_info(dp_ranks: int = 2, **changes) -> dict:
+    """What `/server_info` says of a DFLASH server with DP attention, as far as the tool looks at it."""
+    return {
+        "tp_size": dp_ranks,
+        "dp_size": 1,
+        "attn_dp_size": dp_ranks,
+        "model_path": "/models/tiny",
+        "served_model_name": "tiny",
+        "version": "0.5.23",
+        "speculative_algorithm": "DFLASH",
+        "disaggregation_mode": "null",
+        "internal_states": [{} for _ in range(dp_ranks)],
+        **changes,
+    }
+
+
 class StubServer:
     """``behave(number, body)`` gives the answer to chat request ``number`` (0 is the tool's probe), or a status."""
 
     def __init__(self, behave: Behaviour, dp_ranks: int = 2, **info) -> None:
         self.behave, self.dp_ranks, self.asked = behave, dp_ranks, 0
-        self.info = {
-            "tp_size": dp_ranks,
-            "dp_size": 1,
-            "attn_dp_size": dp_ranks,
-            "model_path": "/models/tiny",
-            "served_model_name": "tiny",
-            "version": "0.5.23",
-            "speculative_algorithm": "DFLASH",
-            "disaggregation_mode": "null",
-            "internal_states": [{} for _ in range(dp_ranks)],
-            **info,
-        }
+        self.info = server_info(dp_ranks, **info)
         self.running = 0
         self._lock = threading.Lock()
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
