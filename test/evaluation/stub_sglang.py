@@ -7,8 +7,17 @@ import json
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import NamedTuple
 
-Behaviour = Callable[[int, dict], dict | int]
+
+class Refusal(NamedTuple):
+    """An HTTP error in place of an answer."""
+
+    status: int
+    message: str
+
+
+Behaviour = Callable[[int, dict], "dict | Refusal"]
 
 
 def chat_answer(
@@ -68,7 +77,7 @@ def server_info(dp_ranks: int = 2, **changes) -> dict:
 
 
 class StubServer:
-    """``behave(number, body)`` gives the answer to chat request ``number`` (0 is the tool's probe), or a status."""
+    """``behave(number, body)`` gives the answer to chat request ``number`` (0 is the tool's probe), or a refusal."""
 
     def __init__(self, behave: Behaviour, dp_ranks: int = 2, **info) -> None:
         self.behave, self.dp_ranks, self.asked = behave, dp_ranks, 0
@@ -90,7 +99,7 @@ class StubServer:
         self._http.shutdown()
         self._http.server_close()
 
-    def answer(self, path: str, body: dict) -> dict | int:
+    def answer(self, path: str, body: dict) -> dict | Refusal:
         route = path.partition("?")[0]
         if route == "/server_info":
             return self.info
@@ -98,7 +107,7 @@ class StubServer:
             load = {"num_running_reqs": self.running, "num_waiting_reqs": 0}
             return {"loads": [{"dp_rank": rank, **load} for rank in range(self.dp_ranks)]}
         if route == "/flush_cache":
-            return 200
+            return {}
         with self._lock:
             number, self.asked = self.asked, self.asked + 1
         return self.behave(number, body)
@@ -110,7 +119,9 @@ class StubServer:
             def do_GET(self) -> None:
                 length = int(self.headers.get("Content-Length") or 0)
                 answer = stub.answer(self.path, json.loads(self.rfile.read(length) or b"{}"))
-                status, body = (answer, {"message": "stub"}) if isinstance(answer, int) else (200, answer)
+                status, body = (
+                    (answer.status, {"message": answer.message}) if isinstance(answer, Refusal) else (200, answer)
+                )
                 data = json.dumps(body).encode()
                 self.send_response(status)
                 self.send_header("Content-Type", "application/json")

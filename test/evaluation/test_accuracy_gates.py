@@ -82,8 +82,9 @@ def test_requests_of_a_rank_that_is_not_there_are_not_left_out_in_silence(rank):
     assert failed(figures([request(None, 10, 50)], dp_ranks=1)) == {}
 
 
-def test_answers_without_figures_fail():
-    assert "no figures at all for sample 3, 5" in str(failed(figures(without_figures=(3, 5))))
+def test_answers_that_are_the_servers_refusal_fail():
+    refused = failed(figures(without_figures=(3, 5)), Thresholds(min_accuracy=0, min_accept_length=0))
+    assert refused == {"all questions scored": "1319 of 1319 questions scored, but the server refused sample 3, 5"}
 
 
 def test_without_a_wanted_accept_length_its_gates_are_not_there():

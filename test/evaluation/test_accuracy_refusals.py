@@ -71,6 +71,7 @@ def refused(url: str, *arguments: str) -> str:
             "experts picked in turn",
         ),
         ({"speculative_algorithm": None}, "without speculation"),
+        ({"context_length": 4096}, "MAX_TOKENS=4096 does not fit in the server's context of 4096 tokens"),
         ({"model_path": "/models/other", "served_model_name": "other"}, "serves /models/other"),
     ],
 )

@@ -167,6 +167,10 @@ def _preflight(server: LiveServer, info: Mapping, settings: Settings) -> None:
         raise ServerRefused("this server's answers are not the model's:\n" + "\n".join(f"  {why}" for why in reasons))
     if settings.min_accept_length and not info.get("speculative_algorithm"):
         raise ServerRefused("the server runs without speculation: start it with DFLASH, or set MIN_ACCEPT_LENGTH=0")
+    if settings.max_tokens >= (info.get("context_length") or settings.max_tokens + 1):
+        raise ServerRefused(
+            f"MAX_TOKENS={settings.max_tokens} does not fit in the server's context of {info['context_length']} tokens"
+        )
     choice = server.probe(info["served_model_name"])
     missing = [name for name in ("meta_info", "response_token_ids") if choice.get(name) is None]
     if accuracy_server.dp_ranks(info) > 1 and (choice.get("meta_info") or {}).get("dp_rank") is None:

@@ -20,8 +20,9 @@ class Thresholds(msgspec.Struct, frozen=True, kw_only=True):
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
     """What a run gave. correct may be fractional, as evalscope's scores are. evalscope_score: as its report rounds it.
 
-    without_figures, truncated and looped are sample indices of the data set: answers without SGLang's figures, answers
-    cut at the token limit, answers that hold a loop (`repetition.find_loop`).
+    without_figures, truncated and looped are sample indices of the data set: answers without SGLang's figures (a prompt
+    too long for the server: evalscope scores the text of the refusal), answers cut at the token limit, answers with a
+    loop (`repetition.find_loop`).
     """
 
     asked: int
@@ -62,6 +63,8 @@ def _complete(figures: Figures) -> Gate:
     said = f"{figures.scored} of {figures.asked} questions scored"
     if figures.scored != figures.asked:
         return Gate("all questions scored", False, said)
+    if figures.without_figures:
+        return Gate("all questions scored", False, f"{said}, but the server refused {_some(figures.without_figures)}")
     ours = figures.correct / figures.scored
     agrees = abs(ours - figures.evalscope_score) <= _ROUNDING + 1e-9
     if not agrees:
@@ -78,8 +81,6 @@ def _accuracy(figures: Figures, least: float) -> Gate:
 
 def _accept_data(figures: Figures) -> Gate:
     missing = [_missing(rank) for rank in figures.acceptance.ranks if rank.without_accept_data]
-    if figures.without_figures:
-        missing.append(f"no figures at all for {_some(figures.without_figures)}")
     if lost := figures.acceptance.requests_of_no_rank:
         missing.append(f"{lost} requests name none of the {len(figures.acceptance.ranks)} DP ranks")
     if missing:
