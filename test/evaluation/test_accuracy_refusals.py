@@ -20,15 +20,26 @@ from sglang_dflash_rocm.evaluation.accuracy import app
 from sglang_dflash_rocm.evaluation.accuracy_folder import FolderRefused, RunFolder
 from sglang_dflash_rocm.evaluation.accuracy_server import dp_ranks, environment, facts, refusals
 from sglang_dflash_rocm.evaluation.accuracy_settings import VARIABLES
+from sglang_dflash_rocm.evaluation.gsm8k import prepare_dataset
 
 SCRIPT = Path(__file__).parents[2] / "evaluation" / "run_evalscope_gsm8k_accuracy.py"
 
 
+@pytest.fixture(scope="session")
+def dataset(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("gsm8k")
+    for split in ("train", "test"):
+        (folder / f"{split}.jsonl").write_text('{"question": "1 + 1?", "answer": "#### 2"}\n' * 4)
+    prepare_dataset(folder)
+    return folder
+
+
 @pytest.fixture(autouse=True)
-def clean(monkeypatch, tmp_path):
+def clean(monkeypatch, tmp_path, dataset):
     """Neither the caller's variables nor the tool's signal handler reach another test."""
     for variable in VARIABLES:
         monkeypatch.delenv(variable.name, raising=False)
+    monkeypatch.setenv("DATASET_PATH", str(dataset))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(accuracy_run, "_IDLE_TIMEOUT_S", 1)
     before = signal.getsignal(signal.SIGTERM)
@@ -126,7 +137,8 @@ def test_no_server_and_another_kind_of_server():
 
 def test_a_wrong_data_set_and_too_many_questions(tmp_path):
     assert "README.md: missing" in refused("http://127.0.0.1:1", "--dataset-path", str(tmp_path))
-    assert "GSM8K's test split has 1319" in refused("http://127.0.0.1:1", "--limit", "1320")
+    assert "4 rows, too few for NUM_QUESTIONS=5" in refused("http://127.0.0.1:1", "--limit", "5")
+    assert "GSM8K's test split has 1319" in refused("http://127.0.0.1:1", "--dataset-path", "", "--limit", "1320")
 
 
 def test_accept_totals_that_a_flush_left():
@@ -186,6 +198,12 @@ def test_another_evalscope_is_refused(monkeypatch):
     monkeypatch.setattr(accuracy_run, "EVALSCOPE", "0.0.1")
     with StubServer(answer) as server:
         assert "needs evalscope 0.0.1, found" in refused(server.url)
+
+
+def test_the_hub_needs_modelscope(monkeypatch):
+    """requirements/eval.lock has only what a local folder needs."""
+    monkeypatch.setattr(accuracy_run.importlib.util, "find_spec", lambda name: name != "modelscope")
+    assert "through modelscope, which is not installed" in refused("http://127.0.0.1:1", "--dataset-path", "")
 
 
 def test_the_seeds_command_line_runs_from_its_folder():

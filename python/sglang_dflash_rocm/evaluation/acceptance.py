@@ -53,7 +53,8 @@ def request_figures(choice: Mapping) -> RequestFigures:
 
 
 class RankAcceptance(msgspec.Struct, frozen=True, kw_only=True):
-    """One DP rank. accept_length: tokens per verify step, bonus token included; None without a verify step.
+    """One DP rank. accept_length: tokens per verify step, bonus token included; None without a verify step. As in
+    SGLang's totals a step counts in full, also where the answer ends inside it, and prefill's token does not count.
 
     server_accept_length: the same from the server's own totals, which move only every `decode_log_interval` decode
     steps and count all its traffic since the last flush; None where the server gives none.

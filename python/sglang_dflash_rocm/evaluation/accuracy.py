@@ -80,7 +80,7 @@ def gsm8k_accuracy(
         print(f"refused: {error}", file=sys.stderr)
         code = _REFUSED
     except KeyboardInterrupt:
-        print("interrupted before anything was written", file=sys.stderr)
+        print("interrupted", file=sys.stderr)
         code = _INTERRUPTED
     raise typer.Exit(code)
 

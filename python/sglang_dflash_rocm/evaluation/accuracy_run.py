@@ -49,7 +49,7 @@ def run(settings: Settings, questions: int) -> int:
         WrongSettings, ServerRefused, ServerGone, FolderRefused: before anything was started.
         KeyboardInterrupt: before there was a folder for a record.
     """
-    _check_evalscope()
+    _check_evalscope(settings)
     server = LiveServer(settings.base_url, settings.api_key)
     info = server.info()
     _preflight(server, info, settings)
@@ -152,12 +152,14 @@ def evalscope_task(settings: Settings, served_model: str, model_id: str, outputs
     }
 
 
-def _check_evalscope() -> None:
+def _check_evalscope(settings: Settings) -> None:
     found = metadata.version("evalscope") if importlib.util.find_spec("evalscope") else "none"
     if found != EVALSCOPE:
         raise WrongSettings(
             f"this needs evalscope {EVALSCOPE}, found {found}: {sys.executable} -m pip install evalscope=={EVALSCOPE}"
         )
+    if settings.dataset_path is None and not importlib.util.find_spec("modelscope"):
+        raise WrongSettings("without DATASET_PATH evalscope downloads GSM8K through modelscope, which is not installed")
 
 
 def _preflight(server: LiveServer, info: Mapping, settings: Settings) -> None:
