@@ -30,8 +30,6 @@ EVALSCOPE = "1.14.1"
 OK, FAILED, BROKE, INTERRUPTED = 0, 1, 3, 130
 """Exit codes: all gates passed, one failed, evalscope or the server ended early, SIGINT or SIGTERM."""
 
-#: Answers are taken over by sample, scores made anew: evalscope takes over scores only from the same address.
-_RESUMED = {"rerun_review": True}
 _IDLE_TIMEOUT_S = 60
 _POLL_S = 0.2
 _LOG_LINES = 15
@@ -127,6 +125,8 @@ def evalscope_task(settings: Settings, served_model: str, model_id: str, outputs
     dataset = {"few_shot_num": settings.few_shot}
     if settings.dataset_path is not None:
         dataset["local_path"] = str(settings.dataset_path.resolve())
+    # Answers are taken over by sample, scores made anew: evalscope takes over scores only from the same address.
+    resumed = {"use_cache": str(outputs), "rerun_review": True}
     return {
         "model": served_model,
         "model_id": model_id,
@@ -148,7 +148,7 @@ def evalscope_task(settings: Settings, served_model: str, model_id: str, outputs
         "ignore_errors": False,
         "no_timestamp": True,
         "work_dir": str(outputs),
-        **(_RESUMED | {"use_cache": str(outputs)} if (outputs / "configs" / "task_config.yaml").exists() else {}),
+        **(resumed if (outputs / "configs" / "task_config.yaml").exists() else {}),
     }
 
 
