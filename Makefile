@@ -12,9 +12,9 @@ export OMP_NUM_THREADS ?= 1
 venv: $(STAMP)
 
 # --no-deps throughout: the lock is a closed set, and SGLang's own list would pull several GB of CUDA packages.
-$(STAMP): requirements/cpu.lock pyproject.toml
+$(STAMP): requirements/cpu.lock requirements/eval.lock pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -r requirements/cpu.lock
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -r requirements/cpu.lock -r requirements/eval.lock
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	$(BIN)/python -m sglang_dflash_rocm.cpu.torchvision_shim
 	touch $@
