@@ -27,6 +27,11 @@ SCRIPTS = Path(__file__).parents[2] / "evaluation"
 TALKATIVE = ("--decode-log-interval", "4", "--log-requests", "--log-requests-level", "0")
 ENV = {"SGLANG_LOG_MS": "1"}
 ONE_CELL = {"INPUT_LENS": "32", "CONCURRENCIES": "2", "NUM_PROMPTS": "4"}
+FAKE_PREFILL = (
+    *("--disaggregation-mode", "decode", "--disaggregation-transfer-backend", "fake"),
+    # The default keeps a pinned host copy of the KV pool, which needs CUDA or HIP.
+    *("--disaggregation-decode-retraction-backup", "cpu_tensor"),
+)
 TWO_CELLS = {**ONE_CELL, "INPUT_LENS": "32,64"}
 SIMULATED = 4.0
 
@@ -204,7 +209,7 @@ def test_a_real_server_that_dies_in_a_cell(models, tmp_path):
 
 @pytest.mark.slow
 def test_decode_with_fake_prefill_and_simulated_acceptance(models, tmp_path):
-    extra = ("--disaggregation-mode", "decode", "--disaggregation-transfer-backend", "fake", *TALKATIVE)
+    extra = (*FAKE_PREFILL, *TALKATIVE)
     simulate = {"SGLANG_SIMULATE_ACC_LEN": str(SIMULATED), "SGLANG_SIMULATE_ACC_TOKEN_MODE": "real-draft-token"}
     config = ServerConfig(models.target, models.draft, extra=extra, env={**ENV, **simulate})
     settings = {**TWO_CELLS, "OUTPUT_LEN": "48", "SGLANG_SIMULATE_ACC_LEN": str(SIMULATED)}
