@@ -70,7 +70,7 @@ def test_a_dry_run_prints_every_command_and_touches_nothing(name, tmp_path):
     assert run.returncode == 0, run.stderr
     lines = [shlex.split(line) for line in run.stdout.splitlines()]
     assert len(lines) == SCRIPTS[name] == len({tuple(line) for line in lines})
-    assert all(line[1:3] == ["-m", "sglang.benchmark.serving"] for line in lines)
+    assert all(line[0] == "PYTHONUNBUFFERED=1" and line[2:4] == ["-m", "sglang.benchmark.serving"] for line in lines)
     assert ("--fake-prefill" in lines[0]) == ("decode" in name)
     assert not (tmp_path / "out").exists()
 
@@ -92,7 +92,7 @@ def test_the_real_client_takes_every_command(tmp_path):
     code = (
         "import json, shlex, sys\nfrom sglang.benchmark import serving\nout = []\n"
         "serving.run_benchmark = lambda args: out.append({k: repr(v) for k, v in vars(args).items()})\n"
-        "for line in sys.stdin:\n    sys.argv = ['serving', *shlex.split(line)[3:]]\n    serving.cli_main()\n"
+        "for line in sys.stdin:\n    sys.argv = ['serving', *shlex.split(line)[4:]]\n    serving.cli_main()\n"
         "print('RESULT', json.dumps(out))\n"
     )
     run = subprocess.run(
@@ -149,7 +149,7 @@ def test_all_wrong_variables_are_named_at_once(tmp_path):
         ({"DATASET_NAME": "custom", "DATASET_PATH": "/none"}, "DATASET_PATH=/none: no such file"),
         ({"DATASET_NAME": "custom", "RANDOM_RANGE_RATIO": "0.5"}, "RANDOM_RANGE_RATIO: has no effect"),
         ({"DATASET_NAME": "sharegpt", "INPUT_LENS": "8"}, "INPUT_LENS: has no effect"),
-        ({"NUM_PROMPTS": "3"}, "NUM_PROMPTS=3: below CONCURRENCIES' 4"),
+        ({"NUM_PROMPTS": "3"}, "NUM_PROMPTS=3: below the concurrency 64"),
     ],
 )
 def test_settings_that_contradict_each_other(settings, text):

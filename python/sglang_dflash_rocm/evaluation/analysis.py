@@ -232,6 +232,8 @@ def _notes(log: Log | None, cells: Sequence[CellRecord]) -> Iterable[str]:
             yield "acceptance per position: not recorded; SGLang logs it per request with --log-requests"
         if not log.milliseconds:
             yield "log times are whole seconds: rates of short windows are rough; SGLANG_LOG_MS=1 makes them finer"
+    if len({tuple(sorted(cell.provenance.server.items(), key=str)) for cell in cells}) > 1:
+        yield "the cells were measured on servers with different settings"
     failed = sum(cell.outcome != "passed" for cell in cells)
     if failed:
         yield f"{failed} of {len(cells)} cells did not pass"

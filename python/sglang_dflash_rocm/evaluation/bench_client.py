@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -23,7 +24,9 @@ OWN_LENGTH_DATASETS = ("sharegpt", "custom")
 _LEAST_FIXED_OUTPUT = 4
 TAIL_LINES = 25
 _POLL_S = 0.5
+#: Refused connections in a row, one per poll, after which a server is dead.
 _DEAD_AFTER = 3
+_ENV = {"PYTHONUNBUFFERED": "1"}
 
 
 class CellFailed(Exception):
@@ -64,14 +67,14 @@ class Cell:
     repeat: int = 0
 
     def key(self, work: Workload) -> str:
-        """Names all that a cell's result depends on, the server aside."""
+        """Names all that a cell's result depends on, the server aside; a data set goes by its file's name."""
         load = f"c{self.concurrency}" if self.concurrency else f"r{self.request_rate:.6g}"
         length = self.input_len or "own"
         ratio = f"-ratio{work.range_ratio:g}" if self.input_len else ""
         repeat = f"-try{self.repeat}" if self.repeat else ""
         data = f"{work.dataset}-{Path(work.dataset_path).name}" if work.dataset_path else work.dataset
-        parts = (self.phase, self.matrix, f"{data}{ratio}-seed{work.seed}")
-        return "/".join((*parts, f"in{length}-out{self.output_len}-{load}-n{self.num_prompts}{repeat}"))
+        sizes = f"in{length}-out{self.output_len}-{load}-n{self.num_prompts}{repeat}"
+        return "/".join((self.phase, self.matrix, f"{data}{ratio}-seed{work.seed}", sizes, *work.extra_args))
 
 
 def command(cell: Cell, work: Workload, output: Path) -> list[str]:
@@ -112,6 +115,11 @@ def command(cell: Cell, work: Workload, output: Path) -> list[str]:
     return [sys.executable, "-m", "sglang.benchmark.serving", *words, *switches, *work.extra_args]
 
 
+def shell_line(cell: Cell, work: Workload, output: Path) -> str:
+    """The same, with the environment that is added, to paste into a shell."""
+    return " ".join((*(f"{name}={value}" for name, value in _ENV.items()), shlex.join(command(cell, work, output))))
+
+
 def run(cell: Cell, work: Workload, output: Path, log: Path, timeout_s: float) -> tuple[Figures, Mapping]:
     """Run the client to its end: figures, and the server's ``/server_info`` after the run.
 
@@ -131,7 +139,7 @@ def run(cell: Cell, work: Workload, output: Path, log: Path, timeout_s: float) -
             stdout=out,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            env={**os.environ, **_ENV},
             start_new_session=True,
         )
         try:

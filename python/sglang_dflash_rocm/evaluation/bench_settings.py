@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import os
 import shlex
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sglang_dflash_rocm.environ import Variable, at_least, one_of
 from sglang_dflash_rocm.evaluation.bench_client import OWN_LENGTH_DATASETS, RANDOM_DATASETS, Cell, Workload
+from sglang_dflash_rocm.evaluation.bench_records import Phase
 
 #: Name -> input lengths (tokens) and concurrencies of `run_benchmark_mimo_pro_prefill.sh`: chat-like prompts at load,
 #: and long documents, of which few fit at once.
@@ -86,7 +87,13 @@ def _rate(name: str, default: float, doc: str) -> Variable[float]:
 
 
 BASE_URL = Variable("BASE_URL", "http://127.0.0.1:30000", _url, "an address with http:// or https://", "the server")
-OUT_DIR = Variable("OUT_DIR", Path("bench-results"), Path, "a folder", "records and client logs; the same one resumes")
+OUT_DIR = Variable(
+    "OUT_DIR",
+    None,
+    Path,
+    "a folder",
+    "records and client logs; a run with the same one goes on there; not set: bench-results/ and the benchmark's name",
+)
 DATASET_NAME = Variable(
     "DATASET_NAME",
     "random-ids",
@@ -142,6 +149,8 @@ NUM_PROMPTS = _count(
 MATRICES = Variable(
     "MATRICES", ("short", "long"), _matrices, "short, long or both", "which of the MiMo matrices to run"
 )
+MIMO_INPUT_LENS = _lengths("INPUT_LENS", (), "prompt tokens per request; not set: those of MATRICES")
+MIMO_CONCURRENCIES = _lengths("CONCURRENCIES", (), "requests in flight at once; not set: those of MATRICES")
 DECODE_INPUT_LENS = _lengths("INPUT_LENS", (1024, 8192), "tokens of context per request, not computed")
 DECODE_CONCURRENCIES = _lengths("CONCURRENCIES", (1, 8, 16, 32, 48, 96), "requests in flight at once")
 OUTPUT_LEN = _count("OUTPUT_LEN", 1024, "tokens generated per request", 2)
@@ -166,7 +175,7 @@ TOLERANCE = Variable("TOLERANCE", 0.05, _tolerance, "a number from 0.001 to 1", 
 REPEATS = _count("REPEATS", 3, "measurements of a noisy rate; their median counts")
 
 PREFILL = (INPUT_LENS, CONCURRENCIES, NUM_PROMPTS, *COMMON)
-MIMO_PREFILL = (MATRICES, *PREFILL)
+MIMO_PREFILL = (MATRICES, MIMO_INPUT_LENS, MIMO_CONCURRENCIES, NUM_PROMPTS, *COMMON)
 DECODE = (DECODE_INPUT_LENS, DECODE_CONCURRENCIES, OUTPUT_LEN, NUM_PROMPTS, SIMULATE_ACC_LEN, *COMMON)
 SWEEP = (
     TARGET_TTFT_MS,
@@ -218,10 +227,10 @@ class Reader:
         WrongSettings: anything was wrong.
         """
         if self.problems:
-            raise WrongSettings("\n".join(self.problems))
+            raise WrongSettings("\n".join(dict.fromkeys(self.problems)))
 
 
-def read_run(reader: Reader, fake_prefill: bool = False) -> Run:
+def read_run(reader: Reader, benchmark: str, fake_prefill: bool = False) -> Run:
     """The common variables; problems stay in the reader."""
     name, path, log = reader.get(DATASET_NAME), reader.get(DATASET_PATH), reader.get(SERVER_LOG)
     problems = reader.problems
@@ -248,8 +257,14 @@ def read_run(reader: Reader, fake_prefill: bool = False) -> Run:
         fake_prefill=fake_prefill,
         extra_args=reader.get(EXTRA_CLIENT_ARGS),
     )
-    timeout, force, dry_run = reader.get(CELL_TIMEOUT_S), reader.get(FORCE), reader.get(DRY_RUN)
-    return Run(work, reader.get(OUT_DIR), timeout, log, bool(force), bool(dry_run))
+    return Run(
+        work=work,
+        out=reader.get(OUT_DIR) or Path("bench-results") / benchmark,
+        cell_timeout_s=reader.get(CELL_TIMEOUT_S),
+        server_log=log,
+        force=bool(reader.get(FORCE)),
+        dry_run=bool(reader.get(DRY_RUN)),
+    )
 
 
 def check_input_variable(reader: Reader, run: Run, variable: Variable) -> None:
@@ -260,15 +275,20 @@ def check_input_variable(reader: Reader, run: Run, variable: Variable) -> None:
         )
 
 
-def cells(reader: Reader, run: Run, matrix: str, phase, lengths, concurrencies, output_len: int) -> list[Cell]:
-    """Every length with every concurrency; one column if the data set brings its lengths."""
-    prompts = reader.get(NUM_PROMPTS)
+def cells(
+    reader: Reader,
+    run: Run,
+    matrix: str,
+    phase: Phase,
+    lengths: Sequence[int],
+    concurrencies: Sequence[int],
+    output_len: int,
+) -> list[Cell]:
+    """Every length with every concurrency; one row if the data set brings its lengths."""
+    prompts, most = reader.get(NUM_PROMPTS), max(concurrencies)
     own = run.work.dataset in OWN_LENGTH_DATASETS
-    for concurrency in concurrencies:
-        if 0 < prompts < concurrency:
-            reader.problems.append(
-                f"NUM_PROMPTS={prompts}: below CONCURRENCIES' {concurrency}, which it would never reach; raise it"
-            )
+    if 0 < prompts < most:
+        reader.problems.append(f"NUM_PROMPTS={prompts}: below the concurrency {most}, which it never reaches; raise it")
     return [
         Cell(phase, matrix, length, output_len, prompts or max(_LEAST_PROMPTS, _PROMPTS_PER_SLOT * slots), slots)
         for length in ((None,) if own else lengths)
@@ -287,39 +307,39 @@ def _shown(default: object) -> str:
     return "" if default is None else str(default)
 
 
-Validator = Callable[[Reader], tuple[Run, list[Cell]]]
-
-
 def prefill(reader: Reader) -> tuple[Run, list[Cell]]:
-    run = read_run(reader)
+    """`benchmark_sglang_prefill.sh`."""
+    run = read_run(reader, "prefill")
     check_input_variable(reader, run, INPUT_LENS)
     grid = cells(reader, run, "prefill", "prefill", reader.get(INPUT_LENS), reader.get(CONCURRENCIES), 1)
     return run, grid
 
 
 def mimo_prefill(reader: Reader) -> tuple[Run, list[Cell]]:
-    run = read_run(reader)
+    """`run_benchmark_mimo_pro_prefill.sh`; a cell of two matrices is measured once."""
+    run = read_run(reader, "mimo-prefill")
     check_input_variable(reader, run, INPUT_LENS)
     grid: dict[tuple, Cell] = {}
     for name in reader.get(MATRICES):
         lengths, slots = MIMO_MATRICES[name]
-        lengths = reader.get(INPUT_LENS) if reader.given(INPUT_LENS) else lengths
-        slots = reader.get(CONCURRENCIES) if reader.given(CONCURRENCIES) else slots
+        lengths = reader.get(MIMO_INPUT_LENS) or lengths
+        slots = reader.get(MIMO_CONCURRENCIES) or slots
         for cell in cells(reader, run, "mimo-prefill", "prefill", lengths, slots, 1):
             grid.setdefault((cell.input_len, cell.concurrency), cell)
     return run, list(grid.values())
 
 
 def decode(reader: Reader) -> tuple[Run, list[Cell]]:
-    run = read_run(reader, fake_prefill=True)
+    """`run_benchmark_mimo_decode.sh`."""
+    run = read_run(reader, "decode", fake_prefill=True)
     check_input_variable(reader, run, DECODE_INPUT_LENS)
     lengths, slots = reader.get(DECODE_INPUT_LENS), reader.get(DECODE_CONCURRENCIES)
     grid = cells(reader, run, "decode", "decode", lengths, slots, reader.get(OUTPUT_LEN))
-    declared = reader.get(SIMULATE_ACC_LEN)
-    return Run(**{**vars(run), "declared_accept": declared}), grid
+    return replace(run, declared_accept=reader.get(SIMULATE_ACC_LEN)), grid
 
 
-MATRIX_KINDS: dict[str, tuple[Validator, tuple[Variable, ...]]] = {
+#: How a matrix reads its variables, and which those are.
+MATRIX_KINDS: dict[str, tuple[Callable[[Reader], tuple[Run, list[Cell]]], tuple[Variable, ...]]] = {
     "prefill": (prefill, PREFILL),
     "mimo-prefill": (mimo_prefill, MIMO_PREFILL),
     "decode": (decode, DECODE),

@@ -8,7 +8,6 @@ passed, 1 some failed, 2 wrong settings or the wrong kind of server, 130 interru
 from __future__ import annotations
 
 import re
-import shlex
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -57,9 +56,10 @@ class Bench:
         """
         if self.run.force:
             return {}
-        done = {r.key: r for r in records.latest(records.read(self.file, CellRecord)).values() if r.outcome == "passed"}
+        latest = records.latest(records.read(self.file, CellRecord))
+        done = {key: record for key, record in latest.items() if record.outcome == "passed"}
+        here = {**self.server.facts, "simulated": self.simulated}
         for record in done.values():
-            here = {**self.server.facts, "simulated": self.simulated}
             there = {**record.provenance.server, "simulated": record.provenance.simulated}
             other = sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name))
             if other:
@@ -96,12 +96,12 @@ class Bench:
         return self._record(cell, origin, "failed", reason, tried=False)
 
     def _check_accept(self, lengths: tuple[float | None, ...]) -> None:
-        wanted = self.run.declared_accept
+        wanted = self.run.declared_accept or self.server.simulated_accept
         for rank, length in enumerate(lengths):
             if wanted and length and abs(length / wanted - 1) > _ACCEPT_TOLERANCE:
                 raise CellFailed(
                     f"SGLANG_SIMULATE_ACC_LEN={wanted:g}, but DP rank {rank} reports an accept length of {length:.2f}: "
-                    "the server does not simulate what was declared"
+                    "the server does not simulate that"
                 )
 
     def _record(
@@ -240,7 +240,7 @@ def main(
         reader.finish()
         if run.dry_run:
             for cell in grid:
-                print(shlex.join(bench_client.command(cell, run.work, output_file(run, cell))))
+                print(bench_client.shell_line(cell, run.work, output_file(run, cell)))
             return
         code = run_matrix(prepare(f"matrix {kind}", run), grid)
     except (WrongSettings, ServerRefused, records.RecordError) as error:

@@ -22,7 +22,7 @@ class Table:
 
 
 def text(value: Value) -> str:
-    """A value for people: three significant digits after the point at most, "not recorded" for None."""
+    """A value for people: four significant digits, whole numbers from 1000 on, "not recorded" for None."""
     if value is None:
         return "not recorded"
     if isinstance(value, float):

@@ -8,8 +8,8 @@ the target or a measurement failed, 2 wrong settings or server, 130 interrupted.
 
 from __future__ import annotations
 
-import shlex
 import signal
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
@@ -35,15 +35,15 @@ from sglang_dflash_rocm.evaluation.matrix import (
 from sglang_dflash_rocm.evaluation.sweep import Found, Search, find_rate, requests_for
 
 
+@dataclass(frozen=True)
 class Sweep:
     """Measurements for one search. ``percentile``: p50, p90 or p99 of the time to first token."""
 
-    def __init__(self, run: Run, input_len: int | None, output_len: int, duration_s: float, percentile: str) -> None:
-        self.run = run
-        self.input_len = input_len
-        self.output_len = output_len
-        self.duration_s = duration_s
-        self.percentile = percentile
+    run: Run
+    input_len: int | None
+    output_len: int
+    duration_s: float
+    percentile: str
 
     def cell(self, rate: float, repeat: int = 0) -> Cell:
         prompts = requests_for(rate, self.duration_s)
@@ -73,7 +73,7 @@ class Sweep:
 def read(reader: Reader) -> tuple[Sweep, Search]:
     """The sweep's variables; problems stay in the reader."""
     get, problems = reader.get, reader.problems
-    run = settings.read_run(reader)
+    run = settings.read_run(reader, "sweep")
     settings.check_input_variable(reader, run, settings.INPUT_LEN)
     target = get(settings.TARGET_TTFT_MS)
     low, start, high = get(settings.MIN_RATE), get(settings.START_RATE), get(settings.MAX_RATE)
@@ -91,8 +91,8 @@ def read(reader: Reader) -> tuple[Sweep, Search]:
     return sweep, search
 
 
-def record(bench: Bench, sweep: Sweep, search: Search, found: Found) -> SweepRecord:
-    """Write the finished search down."""
+def write_down(bench: Bench, sweep: Sweep, search: Search, found: Found) -> SweepRecord:
+    """Record a finished search."""
     first = sweep.cell(search.start)
     row = SweepRecord(
         key=f"{first.key(sweep.run.work)}/{sweep.percentile}-{search.target_ms:g}ms",
@@ -147,11 +147,11 @@ def main(
         reader.finish()
         if sweep.run.dry_run:
             cell = sweep.cell(search.start)
-            print(shlex.join(bench_client.command(cell, sweep.run.work, output_file(sweep.run, cell))))
+            print(bench_client.shell_line(cell, sweep.run.work, output_file(sweep.run, cell)))
             screen.print("the first measurement; the rates of the others follow from its result")
             return
         bench = prepare("sweep", sweep.run)
-        row = record(bench, sweep, search, sweep.measure(bench, search))
+        row = write_down(bench, sweep, search, sweep.measure(bench, search))
     except (WrongSettings, ServerRefused, records.RecordError) as error:
         screen.print(str(error))
         raise typer.Exit(WRONG) from None
