@@ -15,8 +15,9 @@ IDLE_S = 5.0
 
 
 class Rate(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens per second. ``tokens``: in the window; from the first line on, whose own interval began before the load.
-    ``window_s``: first to last line, idle gaps counted. ``busy``: gaps longer than ``IDLE_S`` left out."""
+    """Tokens per second from the first line to the last, idle gaps counted; ``window_s`` is that time in seconds and
+    ``tokens`` what was done in it. The first line's own tokens are left out: their time began before the load.
+    ``busy``: gaps longer than ``IDLE_S`` left out."""
 
     per_s: float
     busy: float | None

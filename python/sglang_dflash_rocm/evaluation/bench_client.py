@@ -33,10 +33,6 @@ class CellFailed(Exception):
     """The client ended badly or measured nothing usable; the message is the record's reason."""
 
 
-class ServerGone(CellFailed):
-    """Nothing listens at the server's address any more."""
-
-
 @dataclass(frozen=True)
 class Workload:
     """What is the same in all cells. ``range_ratio``: the client draws lengths from [ratio * length, length]; its own
@@ -126,13 +122,12 @@ def run(cell: Cell, work: Workload, output: Path, log: Path, timeout_s: float) -
     The client is gone when this returns or raises. Its result file, which holds every answer's text, is removed.
 
     Raises:
-        ServerGone: nothing listens at the server's address.
-        CellFailed: the client ended with an error, too late, or with requests that failed.
+        CellFailed: the client ended with an error, too late, or with requests that failed; or the server is gone.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     output.unlink(missing_ok=True)
     if not listening(work.base_url):
-        raise ServerGone(f"nothing listens at {work.base_url}")
+        raise CellFailed(f"nothing listens at {work.base_url}")
     with log.open("wb") as out:
         client = subprocess.Popen(
             command(cell, work, output),
@@ -152,7 +147,7 @@ def run(cell: Cell, work: Workload, output: Path, log: Path, timeout_s: float) -
         return read_output(output, cell.num_prompts)
     except CellFailed as error:
         if not listening(work.base_url):
-            raise ServerGone(f"the server at {work.base_url} is gone; {error}") from None
+            raise CellFailed(f"the server at {work.base_url} is gone; {error}") from None
         raise
     finally:
         output.unlink(missing_ok=True)
@@ -167,7 +162,7 @@ def _wait(client: subprocess.Popen, url: str, timeout_s: float) -> int:
             return client.wait(_POLL_S)
         refused = 0 if listening(url) else refused + 1
         if refused >= _DEAD_AFTER:
-            raise ServerGone(f"the server at {url} went away during the cell")
+            raise CellFailed(f"the server at {url} went away during the cell")
         if time.monotonic() > end:
             raise CellFailed(f"not finished after CELL_TIMEOUT_S={timeout_s:g} s")
 
@@ -197,7 +192,7 @@ def read_output(output: Path, wanted: int) -> tuple[Figures, Mapping]:
     if failed:
         raise CellFailed(f"{len(failed)} of {len(errors)} requests failed, the first with: {_last_line(failed[0])}")
     if len(errors) < wanted:
-        raise CellFailed(f"the data set gave {len(errors)} of {wanted} prompts: lower NUM_PROMPTS, or use a larger one")
+        raise CellFailed(f"the data set gave {len(errors)} of {wanted} prompts: ask for fewer, or use a larger one")
     if result["completed"] < wanted:
         raise CellFailed(f"{result['completed']} of {wanted} requests were answered, without an error message")
     seconds = result["duration"]

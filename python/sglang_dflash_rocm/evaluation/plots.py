@@ -16,19 +16,23 @@ class NoPlots(RuntimeError):
     """matplotlib is not installed; the message says how to install it, or do without."""
 
 
-def draw(folder: Path, run: Analysis, log: Log | None) -> list[Path]:
-    """Write every plot that there is data for, into an existing folder.
-
-    Raises:
-        NoPlots: no matplotlib.
+def check() -> None:
+    """Raises:
+    NoPlots: no matplotlib.
     """
     try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
+        import matplotlib.backends.backend_agg  # noqa: F401
     except ImportError as error:
         raise NoPlots(
             f"plots need matplotlib ({error}): pip install 'sglang-dflash-rocm[eval]', or give --no-plots"
         ) from None
+
+
+def draw(folder: Path, run: Analysis, log: Log | None) -> list[Path]:
+    """Write every plot that there is data for, into an existing folder."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     stamp = f" [simulated: {', '.join(run.simulated)}]" if run.simulated else ""
     written = []
 

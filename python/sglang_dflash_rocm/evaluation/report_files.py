@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from sglang_dflash_rocm.evaluation.analysis import Analysis
-from sglang_dflash_rocm.evaluation.plots import draw
+from sglang_dflash_rocm.evaluation.plots import check, draw
 from sglang_dflash_rocm.evaluation.report_tables import Table, tables, text
 from sglang_dflash_rocm.evaluation.server_logs import Batch, Log
 
@@ -25,8 +25,10 @@ def write(folder: Path, run: Analysis, log: Log | None, plots: bool = True) -> l
     """Write the folder and return its files. A folder that is a report already loses its CSV and PNG files first.
 
     Raises:
-        plots.NoPlots: ``plots`` without matplotlib.
+        NoPlots: ``plots`` without matplotlib; nothing was changed.
     """
+    if plots:
+        check()
     folder.mkdir(parents=True, exist_ok=True)
     if (folder / ANALYSIS).exists():
         for old in (*folder.glob("*.csv"), *folder.glob("*.png")):
