@@ -10,8 +10,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
-from sglang_dflash_rocm import __version__, compat, environ, gate
+from sglang_dflash_rocm import __version__, checkpoint, compat, environ, gate
 from sglang_dflash_rocm.hook_table import HOOKS
 
 #: Distributions by the name under which people know them; the first that is installed counts.
@@ -55,13 +56,21 @@ class Findings:
         return {"ok": self.ok, **asdict(self)}
 
 
-def examine(env: Mapping[str, str], server_flags: Sequence[str], live: bool = True) -> Findings:
+def examine(
+    env: Mapping[str, str],
+    server_flags: Sequence[str],
+    live: bool = True,
+    model: Path | None = None,
+    draft: Path | None = None,
+) -> Findings:
     """Look at this environment as a server started in it with ``server_flags`` would find it.
 
     Args:
         env: the environment variables.
         server_flags: arguments of ``sglang.launch_server``.
         live: also run SGLang's plugin loader in a process of its own (about 10 s) and ask which hooks were applied.
+        model: a checkpoint to look at, for the TP and DP of ``server_flags``.
+        draft: its DFlash draft.
     """
     findings = Findings(_versions(), [], [])
     root = compat.sglang_root()
@@ -93,7 +102,17 @@ def examine(env: Mapping[str, str], server_flags: Sequence[str], live: bool = Tr
         findings.hooks.append(row)
         if row["live"] == "not applied":
             findings.problems.append(f"{hook.target}: the hook was not applied")
+    findings.problems += _checkpoint_problems(model, draft, server_flags)
     return findings
+
+
+def _checkpoint_problems(model: Path | None, draft: Path | None, server_flags: Sequence[str]) -> list[str]:
+    if model is None:
+        return []
+    try:
+        return checkpoint.problems(model, draft, *checkpoint.deployment(server_flags))
+    except ValueError as error:
+        return [str(error)]
 
 
 def _live_state(hook, wanted: set[str], applied: list[str] | None) -> str:

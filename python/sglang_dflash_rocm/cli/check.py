@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -17,11 +18,15 @@ def check(
     context: typer.Context,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object instead of tables")] = False,
     live: Annotated[bool, typer.Option(help="also run SGLang's plugin loader, about 10 s")] = True,
+    model: Annotated[Path | None, typer.Option(help="a MiMo-V2 checkpoint to look at: files, sizes, TP")] = None,
+    draft_model: Annotated[Path | None, typer.Option(help="its DFlash draft; needs --model")] = None,
 ) -> None:
-    """Versions, hooks and features. Server flags go after `--`. Exits 0 if all is well, 1 if not."""
+    """Versions, hooks, features, checkpoint. Server flags go after `--`. Exits 0 if all is well, 1 if not."""
     from sglang_dflash_rocm.doctor import examine
 
-    findings = examine(os.environ, context.args, live)
+    if draft_model is not None and model is None:
+        raise typer.BadParameter("is compared with the target: give --model as well", param_hint="--draft-model")
+    findings = examine(os.environ, context.args, live, model, draft_model)
     if as_json:
         print(json.dumps(findings.as_json(), indent=1))
     else:
