@@ -31,11 +31,12 @@ test-all: $(STAMP)
 test-soak: $(STAMP)
 	$(BIN)/python -m pytest -m soak -s
 
-# The attention kernels compiled by another FlyDSL than the lock's: make test-flydsl FLYDSL=0.3.1
+# The attention kernels compiled by another FlyDSL than the lock's: make test-flydsl FLYDSL=0.3.1. Planted faults are left
+# out: up to 0.4 FlyDSL caches on disk by the name of a kernel and would hand out the sound one.
 FLYDSL ?= 0.3.1
 test-flydsl: $(STAMP)
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target build/flydsl-$(FLYDSL) flydsl==$(FLYDSL)
-	PYTHONPATH=build/flydsl-$(FLYDSL) $(BIN)/python -m pytest -m "not slow" test/registered/attention/test_mimo_flydsl_* \
+	PYTHONPATH=build/flydsl-$(FLYDSL) $(BIN)/python -m pytest -m "not slow" -k "not fault" test/registered/attention/test_mimo_flydsl_* \
 		test/registered/attention/test_mimo_flypa_nan_tail.py test/registered/attention/test_aiter_mimo_vectorized_5d.py
 
 # Modelled on gfx942 code objects; see docs/kernels.md.

@@ -36,11 +36,6 @@ TWO_CELLS = {**ONE_CELL, "INPUT_LENS": "32,64"}
 SIMULATED = 4.0
 
 
-@pytest.fixture(scope="module", autouse=True)
-def client_can_be_imported():
-    pytest.importorskip("datasets", reason="sglang.benchmark.serving imports it; requirements/plots.lock has it")
-
-
 @pytest.fixture(scope="module")
 def models(tmp_path_factory) -> TinyModels:
     return build_tiny_models(tmp_path_factory.mktemp("models"))

@@ -194,7 +194,6 @@ def test_a_simulated_run_says_so_in_every_output(make, tmp_path):
 
 
 def test_plots_are_drawn_and_embedded(make, tmp_path):
-    pytest.importorskip("matplotlib")
     out = make("a", [cell(simulated=("fake prefill",))], [sweep()], server_log(tmp_path))
     drawn = {file.stem for file in out.glob("*.png")}
     log_plots = {"decode_throughput", "prefill_throughput", "accept_length", "queue", "running", "kv_full", "kv_swa"}
