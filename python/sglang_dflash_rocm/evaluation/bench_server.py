@@ -24,6 +24,7 @@ _FACTS = (
     "load_format",
     "tp_size",
     "dp_size",
+    "attn_dp_size",
     "ep_size",
     "enable_dp_attention",
     "enable_dp_lm_head",
