@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -22,17 +23,18 @@ from sglang_dflash_rocm.testing.client import generate_many
 from sglang_dflash_rocm.testing.server import Server, ServerConfig
 from sglang_dflash_rocm.testing.tiny_models import TinyModels, build_tiny_models, tiny_prompts
 
+#: A server and each client import SGLang anew, which takes longer than the tests do.
+pytestmark = pytest.mark.slow
 SCRIPTS = Path(__file__).parents[2] / "evaluation"
 #: A decode line every fourth step, finished requests with their histograms, times in ms.
 TALKATIVE = ("--decode-log-interval", "4", "--log-requests", "--log-requests-level", "0")
 ENV = {"SGLANG_LOG_MS": "1"}
-ONE_CELL = {"INPUT_LENS": "32", "CONCURRENCIES": "2", "NUM_PROMPTS": "4"}
 FAKE_PREFILL = (
     *("--disaggregation-mode", "decode", "--disaggregation-transfer-backend", "fake"),
     # The default keeps a pinned host copy of the KV pool, which needs CUDA or HIP.
     *("--disaggregation-decode-retraction-backup", "cpu_tensor"),
 )
-TWO_CELLS = {**ONE_CELL, "INPUT_LENS": "32,64"}
+TWO_CELLS = {"INPUT_LENS": "32,64", "CONCURRENCIES": "2", "NUM_PROMPTS": "4"}
 SIMULATED = 4.0
 
 
@@ -103,20 +105,21 @@ def test_prefill_matrix_analysis_and_page(models, tmp_path):
     """What the client measured, what the server logged and what the report says agree."""
     config = ServerConfig(models.target, models.draft, extra=TALKATIVE, env=ENV)
     with start(config, tmp_path) as server:
-        run = script("benchmark_sglang_prefill.sh", server, tmp_path / "data", **ONE_CELL)
+        run = script("benchmark_sglang_prefill.sh", server, tmp_path / "data", **TWO_CELLS)
         assert run.returncode == 0, run.stderr
         answers = generate_many(server.url, tiny_prompts(4), [40] * 4)
         refused = script("run_benchmark_mimo_decode.sh", server, tmp_path / "none")
         assert refused.returncode == 2 and "needs a fake-prefill server" in refused.stderr
-    (cell,) = cells(tmp_path / "data")
-    check_prefill_cell(cell, 32)
+    measured = cells(tmp_path / "data")
+    for cell, length in zip(measured, (32, 64), strict=True):
+        check_prefill_cell(cell, length)
 
     made = analyze(server, tmp_path / "data", tmp_path / "report")
     assert made.returncode == 0, made.stderr
     report = report_files.read(tmp_path / "report")
     (rank,) = report.log.ranks
-    # Four requests and the warm-up's, then the four prompts.
-    assert prefilled(tmp_path / "report") == 5 * 32 + sum(map(len, tiny_prompts(4)))
+    # Four requests and the warm-up's in each cell, then the four prompts.
+    assert prefilled(tmp_path / "report") == 5 * 32 + 5 * 64 + sum(map(len, tiny_prompts(4)))
     assert report.log.unread_lines == 0 and report.log.time_resolution_s == 0.001
     assert rank.decode.per_s > 0 and rank.full_usage.peak > 0 and rank.swa_usage.peak > 0
     accepted, steps = sum(a.accepted for a in answers), sum(a.verify_steps for a in answers)
@@ -127,10 +130,9 @@ def test_prefill_matrix_analysis_and_page(models, tmp_path):
     page = tmp_path / "report.html"
     result = CliRunner().invoke(app, ["report", str(tmp_path / "report"), "--out", str(page)])
     assert result.exit_code == 0, result.output
-    assert cell.key in page.read_text()
+    assert all(cell.key in page.read_text() for cell in measured)
 
 
-@pytest.mark.slow
 def test_dp_ranks_of_a_real_log(models, tmp_path):
     """Both DP ranks are in the report, and no batch of an attention-TP peer is counted twice."""
     config = ServerConfig(models.target, models.draft, tp=4, dp=2, extra=TALKATIVE, env=ENV)
@@ -149,7 +151,6 @@ def test_dp_ranks_of_a_real_log(models, tmp_path):
     assert prefilled(tmp_path / "report") == 2 * sum(map(len, prompts)) + 5 * 32 + 5 * 64
 
 
-@pytest.mark.slow
 def test_sweep_on_a_real_server(models, tmp_path):
     config = ServerConfig(models.target, models.draft)
     settings = {"DURATION_S": "2", "INPUT_LEN": "32", "START_RATE": "4", "MIN_RATE": "4", "MAX_RATE": "8"}
@@ -161,7 +162,6 @@ def test_sweep_on_a_real_server(models, tmp_path):
     assert [cell.num_prompts for cell in cells(tmp_path / "data")] == [16, 16]
 
 
-@pytest.mark.slow
 def test_interrupted_with_the_real_client_and_resumed(models, tmp_path):
     data = tmp_path / "data"
     settings = {**TWO_CELLS, "NUM_PROMPTS": "16", "CONCURRENCIES": "1"}
@@ -181,7 +181,6 @@ def test_interrupted_with_the_real_client_and_resumed(models, tmp_path):
     assert [cell.outcome for cell in cells(data)] == ["passed", "interrupted", "passed"]
 
 
-@pytest.mark.slow
 def test_a_real_server_that_dies_in_a_cell(models, tmp_path):
     data = tmp_path / "data"
     settings = {"INPUT_LENS": "400", "CONCURRENCIES": "1,2,4", "NUM_PROMPTS": "500"}
@@ -189,7 +188,7 @@ def test_a_real_server_that_dies_in_a_cell(models, tmp_path):
         command = [SCRIPTS / "benchmark_sglang_prefill.sh"]
         run = subprocess.Popen(command, env=environment(server, data, **settings), stderr=subprocess.PIPE, text=True)
         try:
-            _wait(lambda: "Prefill batch" in server.log_text(), 120)
+            _wait(lambda: "#new-token: 400" in server.log_text(), 120)
             server.stop()
             killed = time.monotonic()
             _, errors = run.communicate(timeout=60)
@@ -197,16 +196,11 @@ def test_a_real_server_that_dies_in_a_cell(models, tmp_path):
             run.kill()
         assert run.returncode == 1 and time.monotonic() - killed < 45, errors
     first, *others = cells(data)
-    assert (
-        first.outcome == "failed"
-        and "server" in first.reason
-        and ("is gone" in first.reason or "went away" in first.reason)
-    )
+    assert first.outcome == "failed" and re.search("is gone|went away", first.reason)
     assert any("Prefill batch" in line for line in first.server_log) and first.client_log
     assert len(others) == 2 and all("not run: nothing listens" in cell.reason for cell in others)
 
 
-@pytest.mark.slow
 def test_decode_with_fake_prefill_and_simulated_acceptance(models, tmp_path):
     extra = (*FAKE_PREFILL, *TALKATIVE)
     simulate = {"SGLANG_SIMULATE_ACC_LEN": str(SIMULATED), "SGLANG_SIMULATE_ACC_TOKEN_MODE": "real-draft-token"}

@@ -26,7 +26,7 @@ def search(**changes) -> Search:
     start=st.floats(LOWEST, HIGHEST),
     tolerance=st.floats(0.005, 0.5),
 )
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 def test_on_a_rising_curve_the_threshold_is_bracketed_within_the_tolerance(threshold, steepness, start, tolerance):
     found = find_rate(
         search(start=start, tolerance=tolerance), lambda rate, repeat: TARGET * (rate / threshold) ** steepness
@@ -43,7 +43,7 @@ def test_on_a_rising_curve_the_threshold_is_bracketed_within_the_tolerance(thres
     tolerance=st.floats(0.01, 0.5),
     repeats=st.integers(1, 5),
 )
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 def test_noise_neither_runs_on_nor_yields_a_rate_above_a_missing_one(threshold, noise, seed, tolerance, repeats):
     calls, dice = count(1), random.Random(seed)
     wanted = search(tolerance=tolerance, repeats=repeats, most_measurements=10_000)
