@@ -164,6 +164,7 @@ def test_a_report_has_every_figure_of_log_and_records(make, tmp_path):
     )
     summary = {row["figure"]: row["value"] for row in rows(out / "summary.csv")}
     assert float(summary["decode throughput, all ranks (token/s)"]) == 100
+    assert float(summary["decode throughput while busy, sum of ranks (token/s)"]) == 100
     assert float(summary["accept length, mean of ranks"]) == 4
     assert float(summary["queue, largest (requests)"]) == 2
     assert float(summary["SWA KV pool, largest use (share)"]) == 0.6

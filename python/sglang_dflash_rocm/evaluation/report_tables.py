@@ -38,6 +38,8 @@ def summary(run: Analysis) -> dict[str, Value]:
     found: dict[str, Value] = {
         "decode throughput, all ranks (token/s)": log.decode_per_s if log else None,
         "prefill throughput, all ranks (token/s)": log.prefill_per_s if log else None,
+        "decode throughput while busy, sum of ranks (token/s)": _busy(rank.decode for rank in ranks),
+        "prefill throughput while busy, sum of ranks (token/s)": _busy(rank.prefill for rank in ranks),
         "accept length, mean of ranks": log.accept_length_mean if log else None,
         "accept length, lowest rank": log.accept_length_min if log else None,
         "accept length, all verify steps": log.accept_length_all if log else None,
@@ -216,6 +218,11 @@ def _ratio(a: Value, b: Value) -> Value:
 
 def _rates(rate: Rate | None) -> tuple[Value, Value]:
     return (rate.per_s, rate.busy) if rate else (None, None)
+
+
+def _busy(rates: Iterable[Rate | None]) -> Value:
+    known = [rate.busy for rate in rates if rate is not None and rate.busy is not None]
+    return sum(known) if known else None
 
 
 def _levels(level: Level | None) -> tuple[Value, Value]:
