@@ -4,18 +4,21 @@
 
 Code objects are compiled for gfx942, executed on gfx942sim, checked against the float reference, counted, and scaled.
 MODELLED ON CODE OBJECTS, NOT MEASURED ON HARDWARE: the figures are bounds from single resources (MFMA, VALU, LDS, HBM)
-on 304 CUs at 2.1 GHz and 5.3 TB/s; latencies and stalls are not in them.
+at 2.1 GHz and 5.3 TB/s, on as many of 304 CUs as there are work-groups, each loading at most 64 B per clock; latencies
+and stalls are not in them.
 
-How a figure for batch 48 and context 8192 is made: one request is run at two short contexts; the difference is the
-cost per key, the rest the fixed cost per work-group. Both are linear in what the kernels loop over. Sliding layers and
-the reduce kernel are run whole. The floor is max(least bytes / bandwidth, FLOPs / 1307 TFLOP/s). HBM is the least bytes
-plus the partial results that a split context writes and reads.
+How a figure is made: one request is run at two short contexts; the difference is the cost per key, the rest the fixed
+cost per work-group. Both are linear in what the kernels loop over. Sliding layers and the reduce kernel are run whole.
+Runs are shared by all batches and contexts. The floor is max(least bytes / bandwidth, FLOPs / 1307 TFLOP/s) of the
+whole GPU. HBM is the least bytes plus the partial results that a split context writes and reads. The peer's decode
+splits each context in two at batch 48, and into 16, its limit, at smaller ones.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 from collections import Counter
 
@@ -25,6 +28,7 @@ from sglang_dflash_rocm.testing.live import sglang_peers
 from sglang_dflash_rocm.testing.paged_cases import PagedCase
 
 CUS, SIMDS, CLOCK, HBM, PEAK = 304, 4, 2.1e9, 5.3e12, 1307e12
+LOAD_WIDTH = 64  # bytes per clock and CU, CDNA3's vector L1
 SHORT = 512  # keys of the first of two contexts that are run; the second has twice as many
 
 FULL = PagedAttentionContract(q_heads=16, kv_heads=1, qk_dim=192, v_dim=128)
@@ -36,6 +40,9 @@ def rows(contract: PagedAttentionContract, count: int) -> PagedAttentionContract
     return dataclasses.replace(contract, q_rows=count)
 
 
+# Pages of a pool of 6 GiB, for rows that say so: our kernels have one code for every size, the peer's offsets too.
+LARGE_POOL = 160_000
+LARGE = ", pool of 6 GiB"
 CASES = {
     "decode, full layer": FULL,
     "decode, sliding layer": SLIDING,
@@ -44,6 +51,8 @@ CASES = {
     "draft block, window 1024": DRAFT,
     "decode, full layer, fp8": dataclasses.replace(FULL, kv_dtype="fp8_fnuz"),
     "verify (block 8), full layer, fp8": dataclasses.replace(FULL, q_rows=8, kv_dtype="fp8_fnuz"),
+    "decode, full layer" + LARGE: FULL,
+    "verify (block 8), full layer" + LARGE: rows(FULL, 8),
 }
 
 
@@ -58,9 +67,11 @@ def counted(launch, case: PagedCase) -> Counter:
 
 
 def total(case: PagedCase, launches) -> Counter:
+    """Sums, and `groups`: work-groups of the largest launch."""
     found = Counter()
     for launch in launches:
         found.update(counted(launch, case))
+    found["groups"] = max(launch.cost.total_workgroups for launch in launches)
     return found
 
 
@@ -68,33 +79,42 @@ def combine(a: Counter, weight_a: float, b: Counter, weight_b: float) -> Counter
     return Counter({name: a[name] * weight_a + b[name] * weight_b for name in a | b})
 
 
-def scaled(run, contract: PagedAttentionContract, context: int) -> Counter:
+def scaled(run, contract: PagedAttentionContract, context: int, large: bool) -> Counter:
     """Cost of one request at `context` keys, from runs at SHORT and 2 * SHORT (or of the window, run whole)."""
     if contract.window is not None and contract.window < SHORT:
-        return run(contract, 640)
-    short, long = run(contract, SHORT), run(contract, 2 * SHORT)
+        return run(contract, 640, large)
+    short, long = run(contract, SHORT, large), run(contract, 2 * SHORT, large)
     keys = context if contract.window is None else min(context, contract.window + contract.q_rows)
     return combine(short, 1 - (keys - SHORT) / SHORT, long, (keys - SHORT) / SHORT)
 
 
-def ours(contract: PagedAttentionContract, context: int):
-    case = PagedCase(contract, [context - contract.q_rows])
+def make(contract: PagedAttentionContract, context: int, large: bool, partitions: int = 1) -> PagedCase:
+    pool = dict(pages=LARGE_POOL, sparse=True) if large else {}
+    return PagedCase(contract, [context - contract.q_rows], partitions=partitions, **pool)
+
+
+@functools.cache
+def ours(contract: PagedAttentionContract, context: int, large: bool, partitions: int = 1) -> Counter:
+    case = make(contract, context, large, partitions)
     return total(case, case.check(cost=True, uninitialised="off"))
 
 
-def peer(contract: PagedAttentionContract, context: int):
-    case = PagedCase(contract, [context - contract.q_rows])
-    function = sglang_peers.verify if contract.q_rows > 1 else lambda c, **o: sglang_peers.decode(c, splits=2, **o)
-    return total(case, function(case, cost=True)[1])
+@functools.cache
+def peer(contract: PagedAttentionContract, context: int, large: bool, splits: int) -> Counter:
+    case = make(contract, context, large)
+    if contract.q_rows > 1:
+        return total(case, sglang_peers.verify(case, cost=True)[1])
+    return total(case, sglang_peers.decode(case, splits=splits, cost=True)[1])
 
 
 def bounds(cost: Counter, batch: int, hbm_bytes: float) -> dict[str, float]:
     """Microseconds that each resource is busy with the batch."""
+    cus = min(CUS, cost["groups"] * batch)
     return {
-        "MFMA": cost["mfma_clocks"] * batch / (CUS * SIMDS * CLOCK) * 1e6,
-        "VALU": cost["valu_clocks"] * batch / (CUS * SIMDS * CLOCK) * 1e6,
-        "LDS": cost["lds_clocks"] * batch / (CUS * CLOCK) * 1e6,
-        "HBM": hbm_bytes / HBM * 1e6,
+        "MFMA": cost["mfma_clocks"] * batch / (cus * SIMDS * CLOCK) * 1e6,
+        "VALU": cost["valu_clocks"] * batch / (cus * SIMDS * CLOCK) * 1e6,
+        "LDS": cost["lds_clocks"] * batch / (cus * CLOCK) * 1e6,
+        "HBM": hbm_bytes / min(HBM, cus * LOAD_WIDTH * CLOCK) * 1e6,
     }
 
 
@@ -113,17 +133,16 @@ def measure(name: str, contract: PagedAttentionContract, batch: int, context: in
     base, least, kv = floor(contract, batch, context)
     parts = partitions_for(contract, batch, context)
     row = {"case": name, "batch": batch, "context": context, "floor": base, "partitions": parts}
-    sides = {"ours": ours}
+    large, sides = name.endswith(LARGE), {"ours": ours}
     if contract.kv_dtype == "bf16" and contract.causal:
-        sides["peer"] = peer
+        sides["peer"] = functools.partial(peer, splits=2 if batch >= 48 else 16)
     for side, run in sides.items():
-        cost = scaled(run, contract, context)
+        cost = scaled(run, contract, context, large)
         extra = 0.0
         if side == "ours" and parts > 1:
-            split = dataclasses.replace(contract, partitions=parts)
             keys = max(SHORT, parts * 64)
             # What the split adds: the fixed cost of the other work-groups, and the reduce kernel.
-            cost = combine(cost, 1, combine(ours(split, keys), 1, ours(contract, keys), -1), 1)
+            cost = combine(cost, 1, combine(ours(contract, keys, large, parts), 1, ours(contract, keys, large), -1), 1)
             extra = 2 * batch * contract.kv_heads * parts * contract.rows * contract.v_dim * 4
         busy = bounds(cost, batch, least + extra)
         row[side] = busy | {"bound": max(busy.values()), "ratio": max(busy.values()) / base, "kv": cost["kv"] / kv}
@@ -134,8 +153,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", help="also write the rows to this file")
     parser.add_argument("--only", help="a part of a case's name")
-    parser.add_argument("--batch", type=int, nargs="*", default=[48])
-    parser.add_argument("--context", type=int, nargs="*", default=[8192])
+    parser.add_argument("--batch", type=int, nargs="*", default=[1, 8, 48])
+    parser.add_argument("--context", type=int, nargs="*", default=[1024, 8192, 65536])
     options = parser.parse_args()
     print(__doc__.split("\n\n")[2].replace("\n", " "))
     print("us busy per resource; KV: bytes asked for over the least; ratio: bound over floor\n")

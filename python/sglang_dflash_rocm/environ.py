@@ -108,6 +108,14 @@ SGLANG_DFLASH_SWA_TOKEN_INTERVAL = Variable(
     group="swa_interval",
 )
 
+SGLANG_AITER_PA_DECODE_IMPL = Variable(
+    name="SGLANG_AITER_PA_DECODE_IMPL",
+    default="aiter",
+    parse=one_of("aiter", "flydsl"),
+    allowed="one of aiter, flydsl",
+    doc="flydsl: --attention-backend aiter means our backend too, for target and draft",
+)
+
 SGLANG_DFLASH_BUDGET_TABLE = _switch(
     "SGLANG_DFLASH_BUDGET_TABLE", "1 logs the memory table of a DFLASH server on every GPU, not only on gfx942"
 )
@@ -118,5 +126,6 @@ VARIABLES: tuple[Variable, ...] = (
     SGLANG_DFLASH_DRAFT_GRAPH,
     SGLANG_DFLASH_IDLE_VERIFY_GRAPH,
     SGLANG_DFLASH_SWA_TOKEN_INTERVAL,
+    SGLANG_AITER_PA_DECODE_IMPL,
     SGLANG_DFLASH_BUDGET_TABLE,
 )

@@ -26,15 +26,15 @@ _BACKEND_FLAGS = ("--attention-backend", "--decode-attention-backend", "--prefil
 #: From the launcher to its workers: hook groups that only the resolved arguments asked for.
 _LATE_GROUPS = "SGLANG_DFLASH_ROCM_LATE_GROUPS"
 _DRAFT_BACKEND_FLAG = "--speculative-draft-attention-backend"
+_TAKEOVER = "SGLANG_AITER_PA_DECODE_IMPL=flydsl"
 
 
 @dataclass(frozen=True)
 class Request:
     """``feature`` is asked for by ``source`` (a flag or variable with its value).
 
-    ``group`` names the hooks that serve it, empty if there are none; ``setup`` a function (``module:name``) that every
-    process calls for it; ``refusal`` says why it cannot be had at all, and ``warning`` what the user should know
-    although the server may start.
+    ``group`` names the hooks that serve it, empty if there are none; ``refusal`` says why it cannot be had at all, and
+    ``warning`` what the user should know although the server may start.
     """
 
     feature: str
@@ -42,7 +42,6 @@ class Request:
     group: str = ""
     refusal: str = ""
     warning: str = ""
-    setup: str = ""
 
 
 def requested(env: Mapping[str, str], argv: Sequence[str], gfx942: bool | None = None) -> list[Request]:
@@ -63,11 +62,10 @@ def requested(env: Mapping[str, str], argv: Sequence[str], gfx942: bool | None =
     for flag in (*_BACKEND_FLAGS, _DRAFT_BACKEND_FLAG):
         if flags.get(flag) == "flydsl":
             found.append(_flydsl(f"{flag} flydsl", env, gfx942))
-    if env.get("SGLANG_AITER_PA_DECODE_IMPL") == "flydsl":
-        reason = "this version of sglang-dflash-rocm does not take over aiter; use --attention-backend flydsl"
-        found.append(Request("FlyDSL attention", "SGLANG_AITER_PA_DECODE_IMPL=flydsl", refusal=reason))
+    if environ.SGLANG_AITER_PA_DECODE_IMPL.get(env) == "flydsl":
+        found.append(_flydsl(_TAKEOVER, env, gfx942))
     if flags.get("--speculative-algorithm", "").upper() == "DFLASH":
-        found += _dflash(env, gfx942, flags.get("--attention-backend") == "flydsl")
+        found += _dflash(env, gfx942, flags.get("--attention-backend"))
     for group in filter(None, env.get(_LATE_GROUPS, "").split(",")):
         found.append(Request(group, "the resolved server arguments", group=group))
     for variable in environ.VARIABLES:
@@ -95,14 +93,31 @@ def check_resolved_server_args(_result: None, server_args: Any) -> None:
     """
     from sglang.srt.arg_groups.overrides import resolved_view
 
+    resolved = resolved_view(server_args)
+    check_takeover(resolved, os.environ)
     known = {request.source for request in requested(os.environ, sys.argv)}
-    late = [r for r in requested_by(resolved_view(server_args), os.environ) if r.source not in known]
+    late = [r for r in requested_by(resolved, os.environ) if r.source not in known]
     groups = {request.group for request in late if request.group}
     if found := compat.problems(groups):
         stop([f"asked for by {', '.join(request.source for request in late)}", *found])
     refuse_and_warn(late)
     if groups:
         os.environ[_LATE_GROUPS] = ",".join(sorted(groups))
+
+
+def check_takeover(resolved: Any, env: Mapping[str, str]) -> None:
+    """Stop if aiter is to be taken over in a server that has it nowhere: the variable would do nothing.
+
+    Raises:
+        SystemExit: neither aiter nor flydsl is among the resolved backends.
+    """
+    if environ.SGLANG_AITER_PA_DECODE_IMPL.get(env) != "flydsl":
+        return
+    fields = [flag.removeprefix("--").replace("-", "_") for flag in (*_BACKEND_FLAGS, _DRAFT_BACKEND_FLAG)]
+    used = {getattr(resolved, field, None) for field in fields} - {None}
+    if not used & {"aiter", "flydsl"}:
+        reason = f"{_TAKEOVER}: this server's attention is {', '.join(sorted(used))}"
+        stop([f"{reason}; unset it, or use --attention-backend aiter or flydsl"])
 
 
 def refuse_and_warn(requests: Sequence[Request]) -> None:
@@ -156,32 +171,33 @@ def gfx942_present(nodes: Path = _KFD_NODES) -> bool:
 def _flydsl(source: str, env: Mapping[str, str], gfx942: bool | None) -> Request:
     """The CPU platform registers the backend itself, with the reference in place of the kernels."""
     if env.get("SGLANG_PLATFORM") == PLATFORM_NAME:
-        return Request("FlyDSL attention", source)
+        return Request("FlyDSL attention", source, group="flydsl")
     if gfx942_present() if gfx942 is None else gfx942:
         warning = (
             "its kernels ran on the simulator and its backend on the CPU platform, neither on a GPU so far; "
             "--attention-backend triton is what SGLang has"
         )
-        setup = "sglang_dflash_rocm.srt.layers.attention.flydsl_registry:register"
-        return Request("FlyDSL attention", source, warning=warning, setup=setup)
+        return Request("FlyDSL attention", source, group="flydsl", warning=warning)
     reason = (
         "there is no gfx942 GPU (MI300X) here; use another backend, or SGLANG_PLATFORM=dflash_cpu to try it without"
     )
     return Request("FlyDSL attention", source, refusal=reason)
 
 
-def _dflash(env: Mapping[str, str], gfx942: bool | None, flydsl: bool) -> list[Request]:
+def _dflash(env: Mapping[str, str], gfx942: bool | None, backend: str | None) -> list[Request]:
     """Group ``dflash`` mends what is wrong on gfx942, group ``budget`` reports; elsewhere DFLASH alone asks nothing."""
     source = "--speculative-algorithm DFLASH"
     table = Request("DFLASH memory table", source, group="budget")
     if env.get("SGLANG_PLATFORM") == PLATFORM_NAME:
         return [Request("DFLASH on the CPU platform", source, group="dflash"), table]
     if gfx942_present() if gfx942 is None else gfx942:
-        warning = (
-            "on gfx942 SGLang's aiter attention is wrong or crashes for MiMo's 192/128 heads; "
-            "use --attention-backend triton, or flydsl, whose kernels never ran on a GPU so far"
-        )
-        return [Request("DFLASH on gfx942", source, group="dflash", warning="" if flydsl else warning), table]
+        warning = ""
+        if backend == "aiter" and environ.SGLANG_AITER_PA_DECODE_IMPL.get(env) != "flydsl":
+            warning = (
+                "on gfx942 SGLang's aiter attention is wrong or crashes for MiMo's 192/128 heads; leave the flag out, "
+                f"use --attention-backend flydsl or triton, or set {_TAKEOVER}"
+            )
+        return [Request("DFLASH on gfx942", source, group="dflash", warning=warning), table]
     return [table] if environ.SGLANG_DFLASH_BUDGET_TABLE.get(env) else []
 
 

@@ -9,11 +9,12 @@ from sglang_dflash_rocm.environ import VARIABLES
 from sglang_dflash_rocm.hook_table import HOOKS
 
 _GROUPS = {
-    "core": "In every process that loads the plugin. These look, they change nothing.",
+    "core": "In every process that loads the plugin. They look; `choose_backend` acts, for MiMo-V2 on gfx942 only.",
     "budget": "A report: DFLASH on gfx942, on the CPU platform, or anywhere with `SGLANG_DFLASH_BUDGET_TABLE=1`.",
     "cpu": "Only under `SGLANG_PLATFORM=dflash_cpu`.",
     "cpu_graph": "Only under `SGLANG_PLATFORM=dflash_cpu` with `SGLANG_DFLASH_CPU_GRAPH=1`.",
     "dflash": "With `--speculative-algorithm DFLASH` on gfx942 or on the CPU platform.",
+    "flydsl": "With the flydsl attention backend.",
     "draft_graph": "Only with `SGLANG_DFLASH_DRAFT_GRAPH=on` or `off`.",
     "idle_verify": "Only with `SGLANG_DFLASH_IDLE_VERIFY_GRAPH=1`.",
     "swa_interval": "Only with `SGLANG_DFLASH_SWA_TOKEN_INTERVAL` above 0.",

@@ -54,14 +54,17 @@ def register() -> None:
     if found and requests:
         gate.stop([f"asked for by {', '.join(request.source for request in requests)}", *found])
     if found:
-        # Nothing asked for, nothing said, unless a file that we cannot look into without the core hook might ask.
-        level = logging.WARNING if any(flag.startswith("--config") for flag in sys.argv) else logging.DEBUG
+        # Nothing asked for, nothing said, unless something would have been done here: a file might ask that we cannot
+        # look into without the core hooks, and on gfx942 they choose the attention backend of MiMo-V2.
+        may_ask = any(flag.startswith("--config") for flag in sys.argv) or gate.gfx942_present()
+        level = logging.WARNING if may_ask else logging.DEBUG
         logger.log(level, "sglang-dflash-rocm does nothing: %s", "; ".join(map(str, found)))
         return
     gate.refuse_and_warn(requests)
     install([hook for hook in HOOKS if hook.group in groups and hook.kind != "reads"])
-    for setup in dict.fromkeys(request.setup for request in requests if request.setup):
-        _load(setup)()
+    if gate.gfx942_present() and os.environ.get("SGLANG_PLATFORM") != gate.PLATFORM_NAME:
+        # In every process, because the launcher may choose it for a model that names no backend.
+        _load("sglang_dflash_rocm.srt.layers.attention.flydsl_registry:register")()
 
 
 def install(hooks: Sequence[Hook]) -> None:

@@ -41,8 +41,8 @@ CONFIGS = {
 }
 
 
-# Widest of all, and so the slowest to start.
-_SLOW = {"tp4-dp4-no-overlap"}
+# By default one with pages, chunks and eviction, and the layout of the real checkpoint.
+_SLOW = {"tp2-dp2", "tp4-dp4-no-overlap"}
 
 
 @pytest.fixture(

@@ -36,7 +36,8 @@ def test_an_extra_accepted_token_changes_the_tokens(faulty, start_server, load):
             check_tokens(answers, load.expected)
 
 
-@pytest.mark.parametrize("fault", ["wrong_embedding", pytest.param("no_draft_kv", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["wrong_embedding", "no_draft_kv"])
 def test_a_broken_draft_shows_only_in_the_accepted_counts(faulty, start_server, load, single_rank_answers, fault):
     with start_server(f"fault-{fault}", faulty(fault)) as server:
         answers = check_all_answer(server, lambda: load.ask(server.url), 120)
@@ -45,6 +46,7 @@ def test_a_broken_draft_shows_only_in_the_accepted_counts(faulty, start_server, 
             check_accepted(answers, single_rank_answers)
 
 
+@pytest.mark.slow
 def test_an_idle_rank_that_skips_verify_is_a_hang_and_the_watchdog_ends_it(faulty, start_server, load):
     with start_server("fault-idle", faulty("idle_skips_verify")) as server:
         with pytest.raises(AssertionError, match="no answer within|a request failed"):

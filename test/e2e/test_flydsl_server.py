@@ -15,20 +15,26 @@ from sglang_dflash_rocm.testing.draft_reference import DraftReference
 from sglang_dflash_rocm.testing.server import ServerConfig, ServerError
 
 FLYDSL = ("--attention-backend", "flydsl", "--speculative-draft-attention-backend", "flydsl")
+AITER = ("--attention-backend", "aiter", "--speculative-draft-attention-backend", "aiter")
+TAKEOVER = {"SGLANG_AITER_PA_DECODE_IMPL": "flydsl"}
+VECTORIZED = {"SGLANG_AITER_KV_CACHE_LAYOUT": "vectorized_5d"}
+GRAPHS = {"SGLANG_DFLASH_CPU_GRAPH": "1", "SGLANG_DFLASH_DRAFT_GRAPH": "on", "SGLANG_DFLASH_IDLE_VERIFY_GRAPH": "1"}
 
 
 @pytest.mark.parametrize(
-    "extra",
+    "flags, env",
     [
-        ("--page-size", "16"),
-        pytest.param(("--page-size", "64", "--disable-radix-cache"), marks=pytest.mark.slow),
+        pytest.param((*AITER, "--page-size", "16"), TAKEOVER | VECTORIZED | GRAPHS, id="aiter-5d-graphs"),
+        pytest.param((*FLYDSL, "--page-size", "16"), {}, id="page16", marks=pytest.mark.slow),
+        pytest.param((*FLYDSL, "--disable-radix-cache"), {}, id="default-page-no-radix", marks=pytest.mark.slow),
+        pytest.param(FLYDSL, GRAPHS, id="graphs", marks=pytest.mark.slow),
+        pytest.param(FLYDSL, VECTORIZED, id="5d", marks=pytest.mark.slow),
     ],
-    ids=["page16", "page64-no-radix"],
 )
-def test_dflash_under_dp_attention(models, load, start_server, extra):
+def test_dflash_under_dp_attention(models, load, start_server, flags, env):
     pair = models["wide"]
     runs = [DraftReference.from_checkpoint(pair.target, pair.draft).run(prompt, 24) for prompt in load.prompts]
-    config = with_models(ServerConfig("wide", DRAFT, tp=2, dp=2, extra=(*FLYDSL, *extra)), models)
+    config = with_models(ServerConfig("wide", DRAFT, tp=2, dp=2, extra=flags, env=env), models)
     with start_server("flydsl-tp2-dp2", config) as server:
         for _ in range(2):  # the second time on prefix hits
             answers = check_all_answer(server, lambda: generate_many(server.url, load.prompts, 24), 120)
@@ -37,6 +43,8 @@ def test_dflash_under_dp_attention(models, load, start_server, extra):
         check_log(server)
         used = [line for line in server.log_text().splitlines() if "flydsl attention for" in line]
         assert sum("MiMoV2" in line for line in used) == 2 and len(used) == 4, "target and draft, on each rank"
+        layouts = {("MiMoV2" in line, "vectorized_5d" in line) for line in used}
+        assert layouts == {(True, env.items() >= VECTORIZED.items()), (False, False)}, "a draft's pool keeps its rows"
 
 
 def test_shapes_without_a_kernel_stop_the_start_by_name(models, start_server):

@@ -89,6 +89,7 @@ def test_without_the_variables_sglang_decides_as_released(models, load, start_se
     recorder.check_collectives(record.folder)
 
 
+@pytest.mark.slow
 def test_a_draft_step_by_graph_leaves_the_host_little_to_do(models, load, start_server, record):
     """Tensor calls of a draft step, attention metadata left out: in a replay the forward is the graph and not counted.
 

@@ -89,7 +89,7 @@ def test_resolved_arguments_are_asked_too():
     with pytest.raises(SystemExit) as stopped:
         gate.refuse_and_warn([request])
     assert stopped.value.code == 3
-    resolved = types.SimpleNamespace(attention_backend="triton", speculative_algorithm="DFLASH")
+    resolved = types.SimpleNamespace(attention_backend="aiter", speculative_algorithm="DFLASH")
     assert gate.requested_by(resolved, {}, gfx942=True)[0].warning
 
 
@@ -261,13 +261,33 @@ def test_the_memory_table_stops_a_start_only_where_it_was_asked_for(tmp_path):
 def test_where_flydsl_attention_can_be_had():
     flags = ["--attention-backend", "flydsl", "--speculative-algorithm", "DFLASH"]
     on_gpu = gate.requested({}, flags, gfx942=True)
-    assert on_gpu[0].setup and "neither on a GPU so far" in on_gpu[0].warning
+    assert on_gpu[0].group == "flydsl" and "neither on a GPU so far" in on_gpu[0].warning
     assert not on_gpu[1].warning, "nobody is sent to another backend who chose this one"
-    assert "flydsl" in gate.requested({}, flags[2:], gfx942=True)[0].warning
     on_cpu = gate.requested({"SGLANG_PLATFORM": "dflash_cpu"}, flags, gfx942=False)
-    assert not any(request.refusal or request.setup for request in on_cpu)
-    (aiter,) = gate.requested({"SGLANG_AITER_PA_DECODE_IMPL": "flydsl"}, [], gfx942=True)
-    assert "use --attention-backend flydsl" in aiter.refusal
+    assert not any(request.refusal for request in on_cpu) and "flydsl" in {request.group for request in on_cpu}
+    assert gate.requested({}, flags[:2], gfx942=False)[0].refusal
+
+
+def test_aiter_is_warned_about_unless_it_is_taken_over():
+    flags = ["--attention-backend", "aiter", "--speculative-algorithm", "DFLASH"]
+    assert "leave the flag out" in gate.requested({}, flags, gfx942=True)[0].warning
+    assert not gate.requested({}, flags[2:], gfx942=True)[0].warning, "the default is ours"
+    taken = gate.requested({"SGLANG_AITER_PA_DECODE_IMPL": "flydsl"}, flags, gfx942=True)
+    assert taken[0].group == "flydsl" and not any("wrong" in request.warning for request in taken)
+    assert gate.requested({"SGLANG_AITER_PA_DECODE_IMPL": "flydsl"}, flags, gfx942=False)[0].refusal
+    with pytest.raises(ValueError, match="SGLANG_AITER_PA_DECODE_IMPL='gluon': must be one of aiter, flydsl"):
+        gate.requested({"SGLANG_AITER_PA_DECODE_IMPL": "gluon"}, [], gfx942=True)
+
+
+def test_a_takeover_without_aiter_stops_the_start(capsys):
+    env = {"SGLANG_AITER_PA_DECODE_IMPL": "flydsl"}
+    resolved = types.SimpleNamespace(attention_backend="triton", decode_attention_backend=None)
+    with pytest.raises(SystemExit):
+        gate.check_takeover(resolved, env)
+    assert "this server's attention is triton; unset it, or use" in capsys.readouterr().err
+    gate.check_takeover(resolved, {})
+    for backend in ("aiter", "flydsl"):
+        gate.check_takeover(types.SimpleNamespace(attention_backend="triton", decode_attention_backend=backend), env)
 
 
 def test_what_this_version_does_not_have_is_refused_by_the_real_launcher():

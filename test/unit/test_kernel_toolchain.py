@@ -31,7 +31,7 @@ def test_the_installed_one_is_fine():
 
 def test_every_field_of_a_contract_is_in_its_identity():
     other = dict(q_heads=32, kv_heads=1, qk_dim=128, v_dim=64, page_size=16, q_rows=2, window=5, sinks=True)
-    other |= dict(causal=False, kv_dtype="fp8_fnuz", layout="vectorized_5d", partitions=2)
+    other |= dict(causal=False, kv_dtype="fp8_fnuz", layout="vectorized_5d", split=True)
     assert set(other) == {field.name for field in dataclasses.fields(CONTRACT)}
     names = {toolchain.identity(dataclasses.replace(CONTRACT, **{key: value})) for key, value in other.items()}
     assert len(names | {toolchain.identity(CONTRACT)}) == len(other) + 1
@@ -41,14 +41,14 @@ def test_the_identity_is_a_scalar_in_the_closure_of_what_flydsl_compiles():
     from sglang_dflash_rocm.kernels.paged_attention import decode, reduce
 
     for module in (decode, reduce):
-        function = module.build(dataclasses.replace(CONTRACT, partitions=2)).func
+        function = module.build(dataclasses.replace(CONTRACT, split=True)).func
         kernel = next(
             c.cell_contents
             for c in function.__closure__
             if hasattr(c.cell_contents, "launch") or callable(c.cell_contents)
         )
         cells = [c.cell_contents for c in _innermost(kernel).__closure__]
-        assert any(isinstance(cell, str) and "partitions=2" in cell for cell in cells), module
+        assert any(isinstance(cell, str) and "split=True" in cell for cell in cells), module
 
 
 def _innermost(kernel):

@@ -8,6 +8,7 @@ from sglang_dflash_rocm.cli.check import check
 from sglang_dflash_rocm.cli.demo import demo
 from sglang_dflash_rocm.cli.fingerprints import fingerprints
 from sglang_dflash_rocm.cli.plan import plan
+from sglang_dflash_rocm.cli.report import report
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -20,6 +21,7 @@ app.command()(demo)
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(check)
 app.command()(fingerprints)
 app.command()(plan)
+app.command()(report)
 
 if __name__ == "__main__":
     app()

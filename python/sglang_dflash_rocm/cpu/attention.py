@@ -11,6 +11,7 @@ from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 
+from sglang_dflash_rocm.kernels.kv_cache.layout import FP8, linear
 from sglang_dflash_rocm.kernels.paged_attention.reference import paged_attention
 from sglang_dflash_rocm.srt.layers.attention.window import window_keys
 
@@ -28,13 +29,14 @@ class TorchPagedAttnBackend(AttentionBackend):
     """Extend, decode, target verify, draft block (causal or not), and idle batches, for target and draft.
 
     Reads the KV pools through ``req_to_token``, so page size, prefix reuse and the draft's private table all look the
-    same. K and V may differ in width; hybrid sliding-window pools are read through their own slots.
+    same. K and V may differ in width; hybrid sliding-window pools are read through their own slots; a vectorized pool,
+    or one of fp8 without scales, that `flydsl` has written is read too.
     """
 
     def __init__(self, runner) -> None:
         super().__init__()
         self.req_to_token = runner.req_to_token_pool.req_to_token
-        self.pool = runner.token_to_kv_pool
+        self.pool, self.page_size = runner.token_to_kv_pool, runner.page_size
         self.architectures = tuple(runner.model_config.hf_config.architectures or ())
         self.has_swa_pool = isinstance(self.pool, SWAKVPool) and self.pool.swa_layer_nums > 0
 
@@ -83,11 +85,15 @@ class TorchPagedAttnBackend(AttentionBackend):
             slots = forward_batch.out_cache_loc
             swa_slots = self.pool.translate_loc_from_full_to_swa(slots) if in_swa_pool else None
             self.pool.set_kv_buffer(layer, KVWriteLoc(slots, swa_slots), k, v)
+        keys, values = self.pool.get_key_buffer(layer.layer_id), self.pool.get_value_buffer(layer.layer_id)
+        slots = metadata.swa_slots if in_swa_pool else metadata.full_slots
+        if keys.ndim == 5 or keys.dtype == FP8:
+            keys, values, slots = linear(keys, values, slots, self.page_size)
         out, _lse = paged_attention(
             q.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim),
-            self.pool.get_key_buffer(layer.layer_id),
-            self.pool.get_value_buffer(layer.layer_id),
-            metadata.swa_slots if in_swa_pool else metadata.full_slots,
+            keys,
+            values,
+            slots,
             metadata.q_lens,
             scale=layer.scaling,
             window_keys=window_keys(layer.sliding_window_size, self.architectures),

@@ -7,6 +7,9 @@ import torch
 #: VALUE: there is no accelerator in this process, so there is nothing to pin host memory for.
 IS_CPU = True
 
+#: VALUE: KV pools look at SGLANG_AITER_KV_CACHE_LAYOUT, as on ROCm; nothing else in their module asks this.
+HONOUR_KV_LAYOUT = True
+
 
 def handle_dflash(original, server_args):
     """AROUND ``_handle_dflash``: its DP attention branch knows CUDA and NPU only. Keeps the branch's other checks."""

@@ -17,9 +17,6 @@ from sglang_dflash_rocm import environ
 
 #: Name under which our attention is registered for ``--attention-backend``.
 ATTENTION_BACKEND = "torch_paged"
-#: What runs here: the platform's own, and ours for gfx942 with the float reference in place of its kernels.
-ATTENTION_BACKENDS_HERE = (ATTENTION_BACKEND, "flydsl")
-
 #: What SGLang has filled in for device ``cpu`` by the time it asks the platform; neither knows sinks.
 _UPSTREAM_CPU_DEFAULTS = (None, "intel_amx", "torch_native")
 
@@ -38,12 +35,13 @@ class CpuPlatform(CpuDeviceMixin, SRTPlatform):
         """
         _register_attention_backend()
         _set_worker_environment(int(server_args.tp_size))
-        if server_args.attention_backend not in (*ATTENTION_BACKENDS_HERE, *_UPSTREAM_CPU_DEFAULTS):
+        here = attention_backends_here()
+        if server_args.attention_backend not in (*here, *_UPSTREAM_CPU_DEFAULTS):
             raise ValueError(
                 f"--attention-backend {server_args.attention_backend} cannot run with SGLANG_PLATFORM=dflash_cpu: "
-                f"leave the flag out or use one of {', '.join(ATTENTION_BACKENDS_HERE)}"
+                f"leave the flag out or use one of {', '.join(here)}"
             )
-        if server_args.attention_backend not in ATTENTION_BACKENDS_HERE:
+        if server_args.attention_backend not in here:
             server_args.attention_backend = ATTENTION_BACKEND
         server_args.sampling_backend = "pytorch"
         server_args.disable_custom_all_reduce = True
@@ -61,7 +59,7 @@ class CpuPlatform(CpuDeviceMixin, SRTPlatform):
         return algorithm == "DFLASH"
 
     def supports_speculative_draft_attention_backend(self, algorithm: str, backend: str) -> bool:
-        return algorithm == "DFLASH" and backend in ATTENTION_BACKENDS_HERE
+        return algorithm == "DFLASH" and backend in attention_backends_here()
 
     def get_kv_pool_cls(self, *, kind: str) -> type | None:
         if kind != "mha":
@@ -95,6 +93,13 @@ class CpuPlatform(CpuDeviceMixin, SRTPlatform):
             # models/dflash.py takes a Triton q/k norm + rope kernel for bfloat16 whatever the platform can run.
             if hasattr(module, "use_table_qk_norm_rope"):
                 module.use_table_qk_norm_rope = False
+
+
+def attention_backends_here() -> tuple[str, ...]:
+    """What runs here: the platform's own, and ours for gfx942 with float references in place of its kernels."""
+    from sglang_dflash_rocm.srt.layers.attention import flydsl_registry
+
+    return (ATTENTION_BACKEND, *flydsl_registry.names())
 
 
 def speculative_cache_locs(

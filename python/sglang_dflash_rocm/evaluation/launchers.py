@@ -183,8 +183,10 @@ def environment(launcher: Launcher, env: Mapping[str, str]) -> dict[str, str]:
     changes = {
         # The conversion of MXFP4 experts is in SGLang's aiter path only.
         "SGLANG_USE_AITER": "1",
-        # The flydsl backend does not serve the vectorized layout yet.
+        # What every reader of the pools takes as it is: extend gathers a prefix that lies otherwise.
         "SGLANG_AITER_KV_CACHE_LAYOUT": "nhd",
+        # So that the accuracy tool and the benchmarks can ask the server whether anything is simulated.
+        "SGLANG_EXPOSE_OWN_ENV_VARS": "1",
         "SGLANG_DSV4_FP4_DEQUANT": str(int(settings.WEIGHT_RECIPE.get(env) == settings.MXFP4_TO_FP8)),
     }
     if launcher.fake_prefill:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from sglang_dflash_rocm.kernels.kv_cache.layout import FP8, shapes
+from sglang_dflash_rocm.kernels.kv_cache.layout import FP8, as_bytes, shapes
 from sglang_dflash_rocm.kernels.paged_attention.contract import PagedAttentionContract
-from sglang_dflash_rocm.kernels.paged_attention.launch import PagedAttention, Scratch, kv_dtype
+from sglang_dflash_rocm.kernels.paged_attention.launch import PagedAttention, Scratch, kv_dtype, sinks_dtype
 from sglang_dflash_rocm.kernels.paged_attention.reference import first_visible_key, paged_attention
 
 from .gfx942 import DEVICE, flydsl_launches
@@ -38,7 +38,7 @@ def sparse_pool(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
 
 @dataclass
 class PagedCase:
-    """Inputs of one launch. `lens` are keys in front of the block; each request has `contract.q_rows` more.
+    """Inputs of one launch in `partitions`. `lens` are keys in front of the block; each request has `q_rows` more.
 
     Keys and values are N(0, 1) times `k_size`; pages are drawn without order from `pages` (default: a few more than are
     needed). Unused slots and pages, keys in front of the window and padding are NaN; unused page-table entries are a
@@ -52,6 +52,7 @@ class PagedCase:
     pages: int | None = None
     sparse: bool = False
     table_width: int | None = None
+    partitions: int = 1
 
     def __post_init__(self) -> None:
         c = self.contract
@@ -82,7 +83,7 @@ class PagedCase:
                 gone = slots[: first_visible_key(len(slots), c.q_rows, c.window)]
                 as_bytes(pool)[gone] = as_bytes(poison((len(gone), c.kv_heads, dim), dtype))
         self.q = torch.randn(self.requests * c.q_rows, c.q_heads, c.qk_dim).bfloat16()
-        self.sinks = torch.randn(c.q_heads) if c.sinks else None
+        self.sinks = torch.randn(c.q_heads).to(sinks_dtype(c)) if c.sinks else None
         self.seq_lens = torch.tensor(list(self.lens), dtype=torch.int32)
 
     def pools(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -101,13 +102,13 @@ class PagedCase:
         c = contract or self.contract
         k, v = (pool.to(DEVICE) for pool in self.pools())
         out = poison((self.requests * c.q_rows, c.q_heads, c.v_dim), torch.bfloat16).to(DEVICE)
-        scratch = Scratch.for_contracts([(c, self.requests)], DEVICE)
+        scratch = Scratch.for_launches([(c, self.requests, self.partitions)], DEVICE)
         scratch.out.fill_(float("nan"))
         scratch.lse.fill_(float("nan"))
         sinks = None if self.sinks is None else self.sinks.to(DEVICE)
-        op = PagedAttention(replace(c, partitions=1), DEVICE)
+        op = PagedAttention(c, DEVICE)
         # Older FlyDSL launches while it compiles, on tensors that no test registered.
-        op.warm_up({c.partitions})
+        op.warm_up(self.partitions)
         q, table, lens = (t.to(DEVICE) for t in (self.q, self.page_table, self.seq_lens))
         touched = dict(out=out, q=q, k_cache=k, v_cache=v, page_table=table, seq_lens=lens, sinks=sinks)
         touched |= dict(no_sinks=op.no_sinks, partial_out=scratch.out, partial_lse=scratch.lse)
@@ -121,7 +122,7 @@ class PagedCase:
                 lens,
                 scale=self.scale,
                 scratch=scratch,
-                partitions=c.partitions,
+                partitions=self.partitions,
                 extra=extra,
                 sinks=sinks,
             )
@@ -157,8 +158,3 @@ class PagedCase:
             f"{tuple(wrong.nonzero()[0].tolist())}: {out[wrong][0]} instead of {expected[wrong][0]:.4f}"
         )
         return launches
-
-
-def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """fp8 as uint8, which torch can index; others as they are."""
-    return tensor.view(torch.uint8) if tensor.dtype == FP8 else tensor

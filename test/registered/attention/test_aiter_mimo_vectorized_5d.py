@@ -10,6 +10,7 @@ from sglang.test.ci.ci_register import register_amd_ci, register_cpu_ci
 from sglang_dflash_rocm.kernels.kv_cache.layout import (
     FP8,
     LAYOUTS,
+    as_bytes,
     gather_reference,
     shapes,
     write_reference,
@@ -17,7 +18,7 @@ from sglang_dflash_rocm.kernels.kv_cache.layout import (
 from sglang_dflash_rocm.kernels.kv_cache.write import gather_kv, store_kv
 from sglang_dflash_rocm.kernels.paged_attention.contract import PagedAttentionContract
 from sglang_dflash_rocm.testing.gfx942 import DEVICE, triton_launches
-from sglang_dflash_rocm.testing.paged_cases import PagedCase, as_bytes, poison
+from sglang_dflash_rocm.testing.paged_cases import PagedCase, poison
 
 register_cpu_ci(est_time=60, suite="base-a-test-cpu")
 register_amd_ci(est_time=60, suite="stage-b-test-1-gpu-small-amd")
@@ -83,18 +84,17 @@ def test_fp8_is_fnuz():
     assert got == [0x00, 0x00, 0x40, 0x7F, 0xFF, 0x7F, 0xFF, 0x00]
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, FP8], ids=["bf16", "fp8"])
-def test_gather_gives_back_what_was_written(dtype):
+def test_gather_gives_back_what_was_written(dtype, layout):
     torch.manual_seed(0)
-    k, v = pools("vectorized_5d", 256, 2, 64, dtype)
+    k, v = pools(layout, 256, 2, 64, dtype)
     slots = torch.randperm(256)[:20]
-    write_reference(
-        torch.randn(20, 2, 192).bfloat16(), torch.randn(20, 2, 128).bfloat16(), k, v, slots, "vectorized_5d", 64
-    )
+    write_reference(torch.randn(20, 2, 192).bfloat16(), torch.randn(20, 2, 128).bfloat16(), k, v, slots, layout, 64)
     rows = [poison((20, 2, dim), dtype).to(DEVICE) for dim in (192, 128)]
     k, v, slots = (t.to(DEVICE) for t in (k, v, slots))
     with triton_launches():
-        gather_kv(k, v, slots, *rows, page_size=64)
+        gather_kv(k, v, slots, *rows, layout=layout, page_size=64)
     for got, want in zip(rows, gather_reference(k, v, slots, 64), strict=True):
         assert torch.equal(as_bytes(got), as_bytes(want))
 

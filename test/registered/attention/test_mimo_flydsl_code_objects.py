@@ -22,7 +22,7 @@ SHAPES = {
     "decode full fp8": (dataclasses.replace(FULL, kv_dtype="fp8_fnuz"), 2),
     "decode full 5d": (dataclasses.replace(FULL, layout="vectorized_5d"), 2),
     "verify full": (dataclasses.replace(FULL, q_rows=8), 1),
-    "verify full, split": (dataclasses.replace(FULL, q_rows=8, partitions=6), 1),
+    "verify full, split": (dataclasses.replace(FULL, q_rows=8, split=True), 1),
     "verify full fp8": (dataclasses.replace(FULL, q_rows=8, kv_dtype="fp8_fnuz"), 1),
     "verify full 5d": (dataclasses.replace(FULL, q_rows=8, layout="vectorized_5d"), 1),
     "verify sliding": (dataclasses.replace(SLIDING, q_rows=8), 1),
@@ -34,7 +34,7 @@ SHAPES = {
 @pytest.mark.parametrize("name", SHAPES)
 def test_registers_and_lds(name):
     contract, waves = SHAPES[name]
-    for launch in PagedCase(contract, [20]).check():
+    for launch in PagedCase(contract, [20], partitions=6 if contract.split else 1).check():
         resources = launch.resources
         assert resources.vgpr_spills == resources.sgpr_spills == resources.scratch == 0, resources
         assert resources.lds <= 64 * 1024

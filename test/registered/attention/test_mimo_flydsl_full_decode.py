@@ -41,7 +41,7 @@ def test_long_contexts(lens):
 @pytest.mark.parametrize("partitions", [2, 5])
 def test_partitions(rows, partitions):
     """Contexts shorter than the number of partitions leave some of them empty."""
-    PagedCase(contract(q_rows=rows, partitions=partitions), [0, 3, 17, 100, 1000]).check()
+    PagedCase(contract(q_rows=rows), [0, 3, 17, 100, 1000], partitions=partitions).check()
 
 
 def test_sixteen_rows_take_two_work_groups():
@@ -104,7 +104,7 @@ def test_pages_above_65535_and_a_pool_above_four_gib():
 @pytest.mark.skipif(HARDWARE, reason="the hardware runs one order of its own")
 @pytest.mark.parametrize("rows, partitions", [(1, 1), (8, 2)])
 def test_every_order_of_the_waves_gives_the_same_bits(rows, partitions):
-    case = PagedCase(contract(q_rows=rows, partitions=partitions), [3, 200])
+    case = PagedCase(contract(q_rows=rows), [3, 200], partitions=partitions)
     outs = [case.run(order=order, seed=seed)[0] for order, seed in ORDERS]
     assert all(torch.equal(outs[0].view(torch.int16), other.view(torch.int16)) for other in outs[1:])
 

@@ -60,8 +60,14 @@ def test_a_window_wider_by_one_is_noticed():
     assert not ((out.double() - expected).abs() <= bound).all()
 
 
+@pytest.mark.parametrize("partitions", [1, 2])
+def test_sinks_in_bf16(partitions):
+    """As MiMo keeps them: read as they are, so that a weight update reaches them."""
+    PagedCase(dataclasses.replace(SLIDING, sinks_dtype="bf16"), [0, 50, 200], partitions=partitions).check()
+
+
 def test_window_in_partitions():
-    PagedCase(dataclasses.replace(VERIFY, partitions=2), LENS).check()
+    PagedCase(VERIFY, LENS, partitions=2).check()
 
 
 @pytest.mark.skipif(HARDWARE, reason="the hardware runs one order of its own")

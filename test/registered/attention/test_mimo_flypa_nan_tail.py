@@ -49,12 +49,24 @@ def test_nothing_to_see_gives_zero():
         assert not out.any()
 
 
+@pytest.mark.parametrize("partitions", [1, 3])
+@pytest.mark.parametrize("rows", [1, 8])
+def test_padding_has_a_negative_length_and_gives_zero(rows, partitions):
+    """What the backend makes of the rows that pad a graph: no key, whatever their page table says."""
+    for contract in (dataclasses.replace(FULL, q_rows=rows), dataclasses.replace(SLIDING, q_rows=rows, sinks=False)):
+        case = PagedCase(contract, [40, 0], partitions=partitions)
+        whole, _ = case.run()
+        case.seq_lens[1] = -16
+        out, _ = case.run()
+        assert torch.equal(out[:rows], whole[:rows]) and not out[rows:].any()
+
+
 def test_no_request_is_no_launch():
     case = PagedCase(FULL, [5])
     op = PagedAttention(FULL, DEVICE)
     empty = torch.empty(0, 16, 128, dtype=torch.bfloat16, device=DEVICE)
     lens = torch.empty(0, dtype=torch.int32, device=DEVICE)
-    scratch = Scratch.for_contracts([(FULL, 1)], DEVICE)
+    scratch = Scratch.for_launches([(FULL, 1, 1)], DEVICE)
     result = op(empty, empty, case.k, case.v, case.page_table[:0], lens, scale=1.0, scratch=scratch)
     assert result is empty
 
@@ -152,12 +164,12 @@ def test_bad_arguments_never_reach_a_kernel(name, broken):
     args = {key: value.to(DEVICE) for key, value in args.items()} | dict(scale=case.scale, sinks=None)
     args[name] = broken(args[name])
     with pytest.raises(BadArgument, match=name):
-        PagedAttention(FULL, DEVICE)(**args, scratch=Scratch.for_contracts([(FULL, 2)], DEVICE))
+        PagedAttention(FULL, DEVICE)(**args, scratch=Scratch.for_launches([(FULL, 2, 1)], DEVICE))
 
 
 def test_scratch_that_is_too_small():
-    case = PagedCase(dataclasses.replace(FULL, partitions=2), [5, 6])
-    scratch = Scratch.for_contracts([(case.contract, 1)], DEVICE)
+    case = PagedCase(FULL, [5, 6])
+    scratch = Scratch.for_launches([(FULL, 1, 2)], DEVICE)
     out = torch.empty(2, 16, 128, dtype=torch.bfloat16, device=DEVICE)
     args = [t.to(DEVICE) for t in (case.q, case.k, case.v, case.page_table, case.seq_lens)]
     with pytest.raises(BadArgument, match="scratch holds"):

@@ -7,6 +7,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 FP8 = torch.float8_e4m3fnuz
@@ -47,6 +49,11 @@ def quantize(value: torch.Tensor, dtype: torch.dtype, scale: float) -> torch.Ten
     return (value.float() * (1.0 / scale)).clamp(-FP8_MAX, FP8_MAX).to(FP8)
 
 
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """fp8 as uint8, which torch can index; others as they are."""
+    return tensor.view(torch.uint8) if tensor.dtype == FP8 else tensor
+
+
 def write_reference(
     k: torch.Tensor,
     v: torch.Tensor,
@@ -58,28 +65,39 @@ def write_reference(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> None:
-    """What write.store_kv does, one token at a time."""
-    for token, slot in enumerate(slots.tolist()):
-        if slot < 0:
-            continue
-        row_k, row_v = quantize(k[token], k_cache.dtype, k_scale), quantize(v[token], v_cache.dtype, v_scale)
-        if layout == "nhd":
-            k_cache[slot], v_cache[slot] = row_k, row_v
-            continue
-        page, offset = divmod(slot, page_size)
-        x = k_cache.shape[-1]
-        k_cache[page, :, :, offset, :] = row_k.view(row_k.shape[0], -1, x)
-        v_cache[page, :, offset // x, :, offset % x] = row_v
+    """What write.store_kv does, in torch and for any float type."""
+    kept = slots >= 0
+    slots = slots[kept].to(torch.int64)
+    k_rows, v_rows = (as_bytes(quantize(t[kept], k_cache.dtype, s)) for t, s in ((k, k_scale), (v, v_scale)))
+    k_bytes, v_bytes = as_bytes(k_cache), as_bytes(v_cache)
+    if layout == "nhd":
+        k_bytes[slots], v_bytes[slots] = k_rows, v_rows
+        return
+    page, offset, x = slots // page_size, slots % page_size, k_cache.shape[-1]
+    k_bytes[page, :, :, offset, :] = k_rows.unflatten(2, (-1, x))
+    v_bytes[page, :, offset // x, :, offset % x] = v_rows
 
 
 def gather_reference(
     k_cache: torch.Tensor, v_cache: torch.Tensor, slots: torch.Tensor, page_size: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows of a vectorized cache as [len(slots), H, D] and [len(slots), H, Dv], in the cache's dtype."""
-    page, offset = slots // page_size, slots % page_size
-    x = k_cache.shape[-1]
-    # torch indexes fp8 by its bytes only.
-    as_bytes = (lambda t: t.view(torch.uint8)) if k_cache.dtype == FP8 else (lambda t: t)
-    k = as_bytes(k_cache)[page, :, :, offset, :].flatten(2)
-    v = as_bytes(v_cache)[page, :, offset // x, :, offset % x]
+    """Slots of a cache in either layout as rows [len(slots), H, D] and [len(slots), H, Dv], in the cache's dtype."""
+    k, v = as_bytes(k_cache), as_bytes(v_cache)
+    if k.ndim == 3:
+        k, v = k[slots], v[slots]
+    else:
+        page, offset, x = slots // page_size, slots % page_size, k.shape[-1]
+        k = k[page, :, :, offset, :].flatten(2)
+        v = v[page, :, offset // x, :, offset % x]
     return k.view(k_cache.dtype), v.view(v_cache.dtype)
+
+
+def linear(
+    k_cache: torch.Tensor, v_cache: torch.Tensor, slots: Sequence[torch.Tensor], page_size: int
+) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
+    """A cache of just these slots, in `nhd` and float32 if it was fp8, and where each request's slots lie in it."""
+    every = torch.cat(list(slots)) if slots else torch.zeros(0, dtype=torch.int64)
+    k, v = gather_reference(k_cache, v_cache, every, page_size)
+    if k.dtype == FP8:
+        k, v = k.float(), v.float()
+    return k, v, list(torch.arange(len(every)).split([len(request) for request in slots]))

@@ -146,13 +146,24 @@ def store_kv(
 
 
 def gather_kv(
-    k_cache: torch.Tensor, v_cache: torch.Tensor, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor, page_size: int
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slots: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    layout: str,
+    page_size: int,
 ) -> None:
-    """Copy slots of a vectorized cache to rows: k [tokens, H, D] and v [tokens, H, Dv] of the cache's dtype."""
+    """Copy slots of a cache to rows: k [tokens, H, D] and v [tokens, H, Dv] of the cache's dtype. One launch.
+
+    Raises:
+        ValueError: an argument that does not fit: its name, what it is and what was wanted.
+    """
     tokens, heads, qk_dim = k.shape
     if tokens == 0:
         return
-    _check(k, v, k_cache, v_cache, slots, "vectorized_5d", page_size, dtype=k_cache.dtype)
+    _check(k, v, k_cache, v_cache, slots, layout, page_size, dtype=k_cache.dtype)
     # Bytes move as bytes: not every GPU that runs this has the fp8 type.
     fp8 = k_cache.dtype == FP8
     tensors = [t.view(torch.uint8) if fp8 else t for t in (k, v, k_cache, v_cache)]
@@ -164,7 +175,7 @@ def gather_kv(
         v_dim=v.shape[2],
         padded=triton.next_power_of_2(max(qk_dim, v.shape[2])),
         page_size=page_size,
-        x=k_cache.shape[-1],
+        x=0 if layout == "nhd" else k_cache.shape[-1],
         num_warps=1,
     )
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 KV_DTYPES = ("bf16", "fp8_fnuz")
 LAYOUTS = ("nhd", "vectorized_5d")
+SINKS_DTYPES = ("float32", "bf16")
 PAGE_SIZES = (16, 32, 64, 128)
 # Rows of one MFMA tile, and the tiles whose accumulators fit a lane's 512 registers at V dim 128.
 TILE_ROWS = 16
@@ -19,8 +20,9 @@ class PagedAttentionContract:
 
     q_heads, kv_heads: per rank. qk_dim, v_dim: elements per head. page_size: tokens. q_rows: query positions per
     request (1 for decode, the block for a verify). window: keys that a query sees, its own included, or None.
-    causal: False lets every row of the block see the whole block. kv_dtype, layout: of the KV cache. partitions: parts
-    that the context of one request is split into; more than one needs the reduce kernel.
+    causal: False lets every row of the block see the whole block. kv_dtype, layout: of the KV cache. split: the context
+    of a request is split over several work-groups, and a second kernel reduces; into how many is said at each launch.
+    sinks_dtype: how a model keeps its sinks.
     """
 
     q_heads: int
@@ -34,7 +36,8 @@ class PagedAttentionContract:
     causal: bool = True
     kv_dtype: str = "bf16"
     layout: str = "nhd"
-    partitions: int = 1
+    split: bool = False
+    sinks_dtype: str = "float32"
 
     @property
     def group(self) -> int:
@@ -57,6 +60,11 @@ class PagedAttentionContract:
         return -(-self.tiles // MAX_TILES)
 
     @property
+    def sinks_bytes(self) -> int:
+        """Bytes of all sinks."""
+        return self.q_heads * (4 if self.sinks_dtype == "float32" else 2)
+
+    @property
     def kv_bytes(self) -> int:
         """Bytes of one cached element."""
         return 1 if self.kv_dtype == "fp8_fnuz" else 2
@@ -76,8 +84,8 @@ def supported(contract: PagedAttentionContract) -> str | None:
         (1 <= c.q_rows <= MAX_Q_ROWS, f"q_rows {c.q_rows}; allowed: 1 to {MAX_Q_ROWS}"),
         (c.window is None or c.window >= 1, f"window {c.window}; allowed: None, or at least 1 key"),
         (c.kv_dtype in KV_DTYPES, f"kv_dtype {c.kv_dtype!r}; allowed: {', '.join(KV_DTYPES)}"),
+        (c.sinks_dtype in SINKS_DTYPES, f"sinks_dtype {c.sinks_dtype!r}; allowed: {', '.join(SINKS_DTYPES)}"),
         (c.layout in LAYOUTS, f"layout {c.layout!r}; allowed: {', '.join(LAYOUTS)}"),
-        (1 <= c.partitions <= 256, f"partitions {c.partitions}; allowed: 1 to 256"),
     ]
     for holds, reason in checks:
         if not holds:

@@ -14,14 +14,14 @@ FlashAttention-4's conditional rescaling, arXiv:2603.05451, section 3.
 
 Tensors (n requests, r = q_rows, H = q_heads, h = kv_heads; see PagedAttentionContract):
 
-* out [n * r, H, v_dim] bf16, written when partitions == 1
+* out [n * r, H, v_dim] bf16, written unless the contract is split
 * partial_out [n, h, partitions, rows, v_dim] float32 and partial_lse [n, h, partitions, rows] float32 in base 2,
-  written when partitions > 1 (reduce.py combines them); an empty partition writes its LSE only
+  written if it is (reduce.py combines them); an empty partition writes its LSE only
 * q [n * r, H, qk_dim] bf16; its rows may be `q_stride` elements apart
 * k_cache [slots, h, qk_dim], v_cache [slots, h, v_dim], bf16 or fp8 e4m3fnuz; a page is page_size neighbouring slots;
   or the vectorized layout of kv_cache/layout.py
 * page_table [n, table_stride] int32; seq_lens [n] int32, keys in front of the block; a request has seq_lens + extra
-* sinks [H] float32, used when partitions == 1 and the contract has sinks
+* sinks [H] float32 or bf16, used if the contract has sinks and is not split
 """
 
 import flydsl.compiler as flyc
@@ -41,7 +41,8 @@ STREAM = fx.Stream(None)
 class Work:
     """The code of one work-group. Plain Python that emits; FlyDSL rewrites only the decorated kernel itself."""
 
-    def __init__(self, name, contract, shape, lds, tensors, requests, q_stride, table_stride, extra, scale, v_scale):
+    def __init__(self, name, contract, shape, lds, tensors, numbers):
+        requests, partitions, q_stride, table_stride, extra, scale, v_scale = numbers
         self.name = name  # in the kernel's closure, see toolchain.identity
         c = self.c = contract
         self.shape, self.scale = shape, scale
@@ -52,7 +53,7 @@ class Work:
         self.request = fx.Int32(gpu.block_id("x"))
         block = fx.Int32(gpu.block_id("y"))
         self.head, self.first_row = block // c.row_splits, block % c.row_splits * (shape.tiles * TILE_ROWS)
-        self.part = fx.Int32(gpu.block_id("z"))
+        self.part, self.partitions = fx.Int32(gpu.block_id("z")), partitions
         self.wave = ops.uniform(self.thread // LANES)
         lane = self.thread % LANES
         self.quarter, self.column = lane // 16, lane % 16
@@ -68,9 +69,11 @@ class Work:
             self.oldest = self.q_first - (c.window - 1)  # the first key that some row sees
             first_tile = ops.larger(self.oldest, fx.Int32(0)) // TILE_KEYS
         end_tile = (self.kv_len + (TILE_KEYS - 1)) // TILE_KEYS
-        per_part = (end_tile - first_tile + (c.partitions - 1)) // c.partitions
-        self.begin = first_tile + self.part * per_part
-        self.end = ops.smaller(self.begin + per_part, end_tile)
+        self.begin, self.end = first_tile, end_tile
+        if c.split:
+            per_part = (end_tile - first_tile + partitions - 1) // partitions
+            self.begin = first_tile + self.part * per_part
+            self.end = ops.smaller(self.begin + per_part, end_tile)
         self.steps = (self.end - self.begin + (STEP_TILES - 1)) // STEP_TILES
         table = ops.resource(table, requests * table_stride * 4)
         self.tiles = Tiles(self, k_base, v_base, table, table_stride)
@@ -234,8 +237,8 @@ class Work:
 def build(contract: PagedAttentionContract):
     """The host launcher (a `flyc.jit` function) of one specialisation.
 
-    Its arguments are the tensors above in that order, then requests, q_stride, table_stride, extra (Int32), scale
-    (softmax scale times LOG2E times K's scale) and v_scale (Float32), and the stream.
+    Its arguments are the tensors above in that order, then requests, partitions, q_stride, table_stride, extra (Int32),
+    scale (softmax scale times LOG2E times K's scale) and v_scale (Float32), and the stream.
     """
     c, shape, name = contract, Shape.of(contract), identity(contract)
 
@@ -255,6 +258,7 @@ def build(contract: PagedAttentionContract):
         seq_lens: fx.Tensor,
         sinks: fx.Tensor,
         requests: fx.Int32,
+        partitions: fx.Int32,
         q_stride: fx.Int32,
         table_stride: fx.Int32,
         extra: fx.Int32,
@@ -263,7 +267,8 @@ def build(contract: PagedAttentionContract):
     ):
         lds = fx.SharedAllocator().allocate(Storage).peek()
         tensors = (out, partial_out, partial_lse, q, k_cache, v_cache, page_table, seq_lens, sinks)
-        Work(name, c, shape, lds, tensors, requests, q_stride, table_stride, extra, scale, v_scale).run()
+        numbers = (requests, partitions, q_stride, table_stride, extra, scale, v_scale)
+        Work(name, c, shape, lds, tensors, numbers).run()
 
     @flyc.jit
     def paged_attention(
@@ -277,6 +282,7 @@ def build(contract: PagedAttentionContract):
         seq_lens: fx.Tensor,
         sinks: fx.Tensor,
         requests: fx.Int32,
+        partitions: fx.Int32,
         q_stride: fx.Int32,
         table_stride: fx.Int32,
         extra: fx.Int32,
@@ -295,11 +301,12 @@ def build(contract: PagedAttentionContract):
             seq_lens,
             sinks,
             requests,
+            partitions,
             q_stride,
             table_stride,
             extra,
             scale,
             v_scale,
-        ).launch(grid=(requests, c.kv_heads * c.row_splits, c.partitions), block=(THREADS, 1, 1), stream=stream)
+        ).launch(grid=(requests, c.kv_heads * c.row_splits, partitions), block=(THREADS, 1, 1), stream=stream)
 
     return paged_attention

@@ -44,9 +44,9 @@ class End:
             references = [ops.float_at(self.work.lds_load(at, 1)) for at in slots]
             totals = [ops.float_at(self.work.lds_load(at + s.exchange, 1)) for at in slots]
             terms = list(zip(totals, references, strict=True))
-            if c.sinks and c.partitions == 1:
-                logits = ops.resource(self.sinks, fx.Int32(c.q_heads * 4))
-                logit = ops.float_at(ops.load(logits, (self.work.head * c.group + row % c.group) * 4, 1))
+            if c.sinks and not c.split:
+                logits = ops.resource(self.sinks, fx.Int32(c.sinks_bytes))
+                logit = ops.load_number(logits, self.work.head * c.group + row % c.group, c.sinks_dtype)
                 terms.append((fx.Float32(1.0), logit * fx.Float32(LOG2E)))
             top = terms[0][1]
             for _, reference in terms[1:]:
@@ -57,7 +57,7 @@ class End:
             some = whole > fx.Float32(0.0)
             inverse = ops.reciprocal(some.select(whole, fx.Float32(1.0))) * self.v_scale
             factors.append(some.select(ops.exp2(softmax.reference[m] - top) * inverse, fx.Float32(0.0)))
-            if c.partitions > 1:
+            if c.split:
                 lse = some.select(top + ops.log2(whole), fx.Float32(float("-inf")))
                 mine = (self.work.wave == 0) & (self.quarter == 0)
                 to = mine.select(row * 4, fx.Int32(NOWHERE))
@@ -67,7 +67,7 @@ class End:
     def partial_rows(self, base, row_bytes):
         """The resource of this work-group's rows in a partial tensor."""
         c = self.c
-        index = (self.work.request * c.kv_heads + self.work.head) * c.partitions + self.work.part
+        index = (self.work.request * c.kv_heads + self.work.head) * self.work.partitions + self.work.part
         return ops.resource(base + fx.Int64(index) * fx.Int64(c.rows * row_bytes), fx.Int32(c.rows * row_bytes))
 
     def add_up(self, sums, factors) -> None:
@@ -99,7 +99,7 @@ class End:
         """Four columns of one row: to `out`, or to this partition's part of `partial_out`."""
         c = self.c
         exists = row < c.rows
-        if c.partitions > 1:
+        if c.split:
             exists = exists & (self.work.steps > 0)
             to = exists.select((row * c.v_dim + dim) * 4, fx.Int32(NOWHERE))
             ops.store(self.partial_rows(self.partial_out, c.v_dim * 4), to, ops.as_words(values))

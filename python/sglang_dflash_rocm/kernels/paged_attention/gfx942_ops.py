@@ -50,6 +50,14 @@ def load(buffer, offset, words):
     return fx.Vector(value, dtype=fx.Int32)
 
 
+def load_number(buffer, index, dtype):
+    """Element `index` of a buffer of float32 or bf16 ("float32", "bf16"), per lane, as Float32."""
+    if dtype == "float32":
+        return float_at(load(buffer, index * 4, 1))
+    half = rocdl.raw_ptr_buffer_load(T.i16, buffer, raw(index * 2), raw(fx.Int32(0)))
+    return (fx.Int32(arith.extui(T.i32, half)) << 16).bitcast(fx.Float32)
+
+
 def store(buffer, offset, vector):
     """Store a Vector of 1, 2 or 4 Int32 at a byte offset per lane."""
     value = raw(vector[0]) if vector.numel == 1 else raw(vector)

@@ -6,6 +6,7 @@ Nothing here allocates, compiles or waits once `PagedAttention.warm_up` ran, so 
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,8 +19,7 @@ LOG2E = 1.4426950408889634
 # What fills an MI300X, and the shortest part of a context that is worth a work-group of its own (keys).
 COMPUTE_UNITS = 304
 SHORTEST_PART = 256
-# Partition counts that kernels are compiled for. Each is a kernel of its own, and a server compiles all it may need.
-PARTITIONS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+MAX_PARTITIONS = 64
 
 
 class UnsupportedContract(ValueError):
@@ -39,8 +39,7 @@ def partitions_for(contract: PagedAttentionContract, requests: int, max_context:
     keys = max_context if contract.window is None else min(max_context, contract.window + contract.q_rows)
     groups = max(1, requests * contract.kv_heads * contract.row_splits)
     wanted = COMPUTE_UNITS // groups
-    most = max(1, min(wanted, -(-keys // SHORTEST_PART)))
-    return max(count for count in PARTITIONS if count <= most)
+    return max(1, min(wanted, -(-keys // SHORTEST_PART), MAX_PARTITIONS))
 
 
 @functools.cache
@@ -49,7 +48,7 @@ def _kernel(contract: PagedAttentionContract):
     check_flydsl()
     from . import decode, reduce
 
-    return decode.build(contract), reduce.build(contract) if contract.partitions > 1 else None
+    return decode.build(contract), reduce.build(contract) if contract.split else None
 
 
 @functools.cache
@@ -61,18 +60,19 @@ def _compiled(contract: PagedAttentionContract, device: torch.device):
     c = contract
     empty = functools.partial(torch.zeros, device=device)
     out = empty(c.q_rows, c.q_heads, c.v_dim, dtype=torch.bfloat16)
-    parts, lse = _scratch_shapes(c, 1)
+    partitions = 2 if c.split else 1
+    parts, lse = _scratch_shapes(c, 1, partitions)
     parts, lse = empty(parts, dtype=torch.float32), empty(lse, dtype=torch.float32)
-    sinks = empty(c.q_heads, dtype=torch.float32)
+    sinks = empty(c.q_heads, dtype=sinks_dtype(c))
     q = empty(c.q_rows, c.q_heads, c.qk_dim, dtype=torch.bfloat16)
     pools = [empty(shape, dtype=kv_dtype(c)) for shape in _pool_shapes(c, c.page_size)]
     table, lens = empty(1, 1, dtype=torch.int32), empty(1, dtype=torch.int32)
     stream = fx.Stream(None)
     attention, reduce = _kernel(c)
-    args = (out, parts, lse, q, *pools, table, lens, sinks, 1, c.q_heads * c.qk_dim, 1, c.q_rows, 1.0, 1.0, stream)
+    numbers = (1, partitions, c.q_heads * c.qk_dim, 1, c.q_rows, 1.0, 1.0)
     return (
-        flyc.compile(attention, *args),
-        flyc.compile(reduce, out, parts, lse, sinks, 1, stream) if reduce is not None else None,
+        flyc.compile(attention, out, parts, lse, q, *pools, table, lens, sinks, *numbers, stream),
+        flyc.compile(reduce, out, parts, lse, sinks, 1, partitions, stream) if reduce is not None else None,
     )
 
 
@@ -80,14 +80,18 @@ def kv_dtype(c: PagedAttentionContract) -> torch.dtype:
     return torch.bfloat16 if c.kv_dtype == "bf16" else FP8
 
 
+def sinks_dtype(c: PagedAttentionContract) -> torch.dtype:
+    return torch.float32 if c.sinks_dtype == "float32" else torch.bfloat16
+
+
 def _pool_shapes(c: PagedAttentionContract, slots: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return shapes(c.layout, slots, c.kv_heads, c.qk_dim, c.v_dim, c.page_size, kv_dtype(c))
 
 
-def _scratch_shapes(c: PagedAttentionContract, requests: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    lead = (requests, c.kv_heads, c.partitions, c.rows)
-    if c.partitions == 1:
-        lead = (1, 1, 1, 1)
+def _scratch_shapes(
+    c: PagedAttentionContract, requests: int, partitions: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    lead = (requests, c.kv_heads, partitions, c.rows) if partitions > 1 else (1, 1, 1, 1)
     return (*lead, c.v_dim), lead
 
 
@@ -99,21 +103,23 @@ class Scratch:
     lse: torch.Tensor
 
     @classmethod
-    def for_contracts(cls, contracts: list[tuple[PagedAttentionContract, int]], device) -> Scratch:
-        """Enough for each (contract, requests)."""
+    def for_launches(cls, launches: Iterable[tuple[PagedAttentionContract, int, int]], device) -> Scratch:
+        """Enough for each (contract, requests, partitions)."""
         out = lse = 1
-        for contract, requests in contracts:
-            parts, rows = _scratch_shapes(contract, requests)
+        for launch in launches:
+            parts, rows = _scratch_shapes(*launch)
             out, lse = max(out, torch.Size(parts).numel()), max(lse, torch.Size(rows).numel())
         return cls(torch.empty(out, device=device), torch.empty(lse, device=device))
 
-    def views(self, contract: PagedAttentionContract, requests: int) -> tuple[torch.Tensor, torch.Tensor]:
-        parts, lse = _scratch_shapes(contract, requests)
+    def views(
+        self, contract: PagedAttentionContract, requests: int, partitions: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        parts, lse = _scratch_shapes(contract, requests, partitions)
         sizes = torch.Size(parts).numel(), torch.Size(lse).numel()
         if sizes[0] > self.out.numel() or sizes[1] > self.lse.numel():
             raise BadArgument(
                 f"scratch holds {self.out.numel()} values and {self.lse.numel()} LSEs; {requests} requests in "
-                f"{contract.partitions} partitions need {sizes[0]} and {sizes[1]}"
+                f"{partitions} partitions need {sizes[0]} and {sizes[1]}"
             )
         return self.out[: sizes[0]].view(parts), self.lse[: sizes[1]].view(lse)
 
@@ -122,7 +128,7 @@ class PagedAttention:
     """Decode, verify and draft-block attention of one layer shape on one device.
 
     Args:
-        contract: shapes and modes; its `partitions` is the largest that will be asked for.
+        contract: shapes and modes; `split` has no meaning here, each launch says into how many partitions.
 
     Raises:
         UnsupportedContract: no kernel serves it.
@@ -135,10 +141,10 @@ class PagedAttention:
         self.contract, self.device = contract, torch.device(device)
         self.no_sinks = torch.zeros(contract.q_heads, device=self.device)
 
-    def warm_up(self, partitions: set[int]) -> None:
-        """Compile what launches with these partition counts will need."""
-        for count in partitions:
-            _compiled(replace(self.contract, partitions=count), self.device)
+    def warm_up(self, most_partitions: int) -> None:
+        """Compile what launches of up to this many partitions need."""
+        for split in (False, True)[: min(most_partitions, 2)]:
+            _compiled(replace(self.contract, split=split), self.device)
 
     def __call__(
         self,
@@ -164,20 +170,24 @@ class PagedAttention:
             q: [requests * q_rows, q_heads, qk_dim] bf16; heads contiguous, tokens at any stride.
             k_cache, v_cache: in the contract's layout and KV dtype (kv_cache.layout.shapes), contiguous.
             page_table: [requests, width] int32: page numbers; rows may be a slice of a wider table.
-            seq_lens: [requests] int32, keys in the cache in front of the block.
+            seq_lens: [requests] int32, keys in the cache in front of the block; a request with none even with
+                `extra` may be negative, and gives 0.
+            partitions: parts that each context is split into; scratch must have room for them.
             scale: on the scores. k_scale, v_scale: of an fp8 cache.
             extra: keys behind seq_lens that count too; default: the block itself, q_rows.
-            sinks: [q_heads] float32, if the contract has them.
+            sinks: [q_heads] of the contract's dtype, if it has them.
 
         Raises:
             BadArgument: an argument that does not fit, before anything is launched.
         """
-        c = replace(self.contract, partitions=partitions)
+        c = replace(self.contract, split=partitions > 1)
         requests = seq_lens.shape[0]
         if requests == 0:
             return out
         _check(c, requests, self.device, out, q, k_cache, v_cache, page_table, seq_lens, sinks, scale)
-        parts, lse = scratch.views(c, requests)
+        if not 1 <= partitions <= MAX_PARTITIONS:
+            raise BadArgument(f"partitions: {partitions}, wanted 1 to {MAX_PARTITIONS}")
+        parts, lse = scratch.views(c, requests, partitions)
         sinks = self.no_sinks if sinks is None else sinks
         attention, reduce = _compiled(c, self.device)
         stream = _stream(self.device)
@@ -192,6 +202,7 @@ class PagedAttention:
             seq_lens,
             sinks,
             requests,
+            partitions,
             q.stride(0),
             page_table.stride(0),
             c.q_rows if extra is None else extra,
@@ -200,7 +211,7 @@ class PagedAttention:
             stream,
         )
         if reduce is not None:
-            reduce(out, parts, lse, sinks, requests, stream)
+            reduce(out, parts, lse, sinks, requests, partitions, stream)
         return out
 
 
@@ -227,8 +238,8 @@ def _check(c, requests, device, out, q, k_cache, v_cache, page_table, seq_lens, 
     ]
     if c.sinks:
         if sinks is None:
-            raise BadArgument("sinks: got None, wanted a float32 tensor, as the contract has sinks")
-        wanted.append(("sinks", sinks, (c.q_heads,), torch.float32, True))
+            raise BadArgument("sinks: got None, wanted a tensor, as the contract has sinks")
+        wanted.append(("sinks", sinks, (c.q_heads,), sinks_dtype(c), True))
     elif sinks is not None:
         raise BadArgument("sinks: got a tensor, wanted None, as the contract has none")
     for name, tensor, shape, dtype, contiguous in wanted:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from ..kv_cache.layout import linear
 from .contract import PagedAttentionContract, supported
 from .launch import Scratch, UnsupportedContract
 from .reference import paged_attention
@@ -23,11 +24,9 @@ class ReferencePagedAttention:
         reason = supported(contract)
         if reason is not None:
             raise UnsupportedContract(f"paged attention on gfx942: {reason}")
-        if contract.layout != "nhd":
-            raise UnsupportedContract(f"layout {contract.layout!r} has no reference operation; allowed: 'nhd'")
         self.contract = contract
 
-    def warm_up(self, partitions: set[int]) -> None:
+    def warm_up(self, most_partitions: int) -> None:
         """Nothing to compile."""
 
     def __call__(
@@ -49,21 +48,21 @@ class ReferencePagedAttention:
     ) -> torch.Tensor:
         """As launch.PagedAttention; `scratch` and `partitions` have no meaning here."""
         c = self.contract
-        kv_lens = (seq_lens + (c.q_rows if extra is None else extra)).tolist()
+        kv_lens = seq_lens + (c.q_rows if extra is None else extra)
+        live = (kv_lens > 0).nonzero().flatten()  # the others see no key: 0
         offsets = torch.arange(c.page_size, device=page_table.device)
         slots = []
-        for row, kv_len in zip(page_table, kv_lens, strict=True):
+        for row, kv_len in zip(page_table[live], kv_lens[live].tolist(), strict=True):
             pages = row[: -(-kv_len // c.page_size)].to(torch.int64)
             slots.append((pages[:, None] * c.page_size + offsets).flatten()[:kv_len])
         result, _ = paged_attention(
-            q,
-            k_cache,
-            v_cache,
-            slots,
+            q.unflatten(0, (-1, c.q_rows))[live].flatten(0, 1),
+            *linear(k_cache, v_cache, slots, c.page_size),
             [c.q_rows] * len(slots),
             scale=scale * k_scale,
             window_keys=c.window,
             causal=c.causal,
             sinks=sinks,
         )
-        return out.copy_((result * v_scale).to(out.dtype))
+        out.zero_().unflatten(0, (-1, c.q_rows))[live] = (result * v_scale).to(out.dtype).unflatten(0, (-1, c.q_rows))
+        return out

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 
-from sglang_dflash_rocm.kernels.paged_attention.contract import PAGE_SIZES, PagedAttentionContract
+from sglang_dflash_rocm.kernels.paged_attention.contract import MAX_Q_ROWS, PAGE_SIZES, PagedAttentionContract
 from sglang_dflash_rocm.kernels.paged_attention.launch import (
     PagedAttention,
     Scratch,
@@ -16,12 +15,16 @@ from sglang_dflash_rocm.kernels.paged_attention.launch import (
 )
 from sglang_dflash_rocm.kernels.paged_attention.reference_op import ReferencePagedAttention
 
+#: A length that stays without keys when the block is added to it.
+NO_KEYS = -MAX_Q_ROWS
+
 
 class PageTables:
     """The page of every 16 to 128 tokens of each request, in buffers that keep their address.
 
     full, sliding: int32 [max_requests, width], pages of the full pool and of the sliding-window pool (None if there is
-    no such pool). seq_lens: int32 [max_requests]. Filled on the device; nothing waits for it.
+    no such pool). seq_lens: int32 [max_requests]. requests: how many of their rows are the batch at hand. Filled on the
+    device; nothing waits for it.
 
     Args:
         req_to_token: int32 [max_requests, max_context], SGLang's table of slots.
@@ -48,18 +51,18 @@ class PageTables:
         self.full = torch.zeros(shape, dtype=torch.int32, device=device)
         self.sliding = None if translate is None else torch.zeros_like(self.full)
         self.seq_lens = torch.zeros(requests, dtype=torch.int32, device=device)
-        self.max_context = context
+        self.max_context, self.requests = context, 0
 
     def fill(self, rows: torch.Tensor, seq_lens: torch.Tensor) -> None:
-        """Tables of the requests in `rows` (int64 [n]) and their lengths."""
-        n = len(seq_lens)
+        """Tables of the requests in `rows` (int64 [n]) and their lengths; row 0 is SGLang's padding and sees no key."""
+        n = self.requests = len(seq_lens)
         slots = self.req_to_token[rows[:n].to(torch.int64)[:, None], self.columns]
         torch.div(slots, self.page_size, rounding_mode="floor", out=self.full[:n])
         if self.sliding is not None:
             # Entries behind a request's end are old slots or 0: no key is read through them.
             pages = self.translate(slots.flatten()).view_as(slots).clamp_(min=0) // self.page_size
             self.sliding[:n] = pages
-        self.seq_lens[:n] = seq_lens
+        self.seq_lens[:n] = torch.where(rows[:n] == 0, NO_KEYS, seq_lens)
 
 
 class Operations:
@@ -83,16 +86,14 @@ class Operations:
         if operation is None:
             operation = self._known[contract] = self._kind(contract, self.device)
             sizes = range(1, self.max_requests + 1)
-            counts = {partitions_for(contract, n, self.max_context): n for n in sizes}
-            operation.warm_up(set(counts))
-            self._grow(contract, counts)
+            launches = [(contract, n, partitions_for(contract, n, self.max_context)) for n in sizes]
+            operation.warm_up(max(partitions for _, _, partitions in launches))
+            self._grow(Scratch.for_launches(launches, self.device))
         partitions = partitions_for(contract, requests, self.max_context)
         return operation, partitions, self._scratch
 
-    def _grow(self, contract: PagedAttentionContract, counts: dict[int, int]) -> None:
-        """Room for the largest batch of each partition count."""
-        needed = [(replace(contract, partitions=p), n) for p, n in counts.items()]
-        new = Scratch.for_contracts(needed, self.device)
+    def _grow(self, new: Scratch) -> None:
+        """Keep the larger of the two scratch memories, part by part."""
         old = self._scratch
         if old is None:
             self._scratch = new
