@@ -42,9 +42,8 @@ def run(launcher: str, *arguments: str, **env: str) -> subprocess.CompletedProce
 
 @dataclass(frozen=True)
 class Printed:
-    """A printed command, taken apart: variables it removes, sets, and the server's arguments."""
+    """A printed command, taken apart: variables it sets, and the server's arguments."""
 
-    removed: list[str]
     env: dict[str, str]
     argv: list[str]
 
@@ -58,15 +57,12 @@ def printed(launcher: str, **env: str) -> Printed:
     assert done.returncode == 0, done.stderr
     words = shlex.split(done.stdout)
     assert words.pop(0) == "env"
-    removed, assignments = [], {}
-    while words[0] == "-u":
-        removed.append(words[1])
-        words = words[2:]
+    assignments = {}
     while "=" in words[0]:
         name, _, value = words.pop(0).partition("=")
         assignments[name] = value
     assert words[:3] == [sys.executable, "-m", "sglang.launch_server"]
-    return Printed(removed, assignments, words[3:])
+    return Printed(assignments, words[3:])
 
 
 def refused(launcher: str, **env: str) -> str:
@@ -77,7 +73,7 @@ def refused(launcher: str, **env: str) -> str:
 
 #: Command lines that SGLang itself resolves: launcher, variables.
 CASES = {
-    "accuracy": (ACCURACY, {}),
+    "accuracy": (ACCURACY, {"SGLANG_AITER_PA_DECODE_IMPL": "flydsl"}),
     "decode": (DECODE, {}),
     "tp4": (TP4, {}),
     "tp4 native": (TP4, {"WEIGHT_RECIPE": "native-mxfp4"}),
@@ -103,7 +99,7 @@ def resolved(tmp_path_factory) -> dict[str, dict]:
     cases = {}
     for name, (launcher, env) in CASES.items():
         command = printed(launcher, MODEL_PATH=str(files.target), **env)
-        cases[name] = {"argv": command.argv, "env": command.env}
+        cases[name] = {"argv": command.argv, "env": env | command.env}
     text_only = cases["accuracy"]["argv"]
     cases["no tower"] = {
         "argv": ["--language-model-only" if word == "--language-only" else word for word in text_only],
@@ -263,11 +259,6 @@ def test_defaults():
     assert printed(ACCURACY).value("--speculative-draft-model-path") == "/models/MiMo-V2.6-Flash-MOPD/dflash"
 
 
-def test_what_only_the_launcher_understands_does_not_reach_the_server():
-    """Our plugin refuses a server whose environment has SGLANG_AITER_PA_DECODE_IMPL=flydsl."""
-    assert printed(ACCURACY).removed == ["SGLANG_AITER_PA_DECODE_IMPL", "SGLANG_FLYPA_MIMO_PREFILL"]
-
-
 WRONG = {
     "PORT": ("0", "a port, 1 to 65535"),
     "CHUNKED_PREFILL_SIZE": ("32k", "a number of tokens"),
@@ -347,7 +338,7 @@ def test_the_script_becomes_the_server_and_signals_reach_it(checkpoint, tmp_path
         command = process.stdout.readline()
         pid, argv, variables = json.loads(process.stdout.readline())
         assert pid == process.pid
-        assert variables == {"SGLANG_AITER_PA_DECODE_IMPL": None, "SGLANG_USE_AITER": "1"}
+        assert variables == {"SGLANG_AITER_PA_DECODE_IMPL": "flydsl", "SGLANG_USE_AITER": "1"}
         assert shlex.split(command)[-len(argv) :] == argv
         process.send_signal(signal.SIGTERM)
         assert process.wait(10) == -signal.SIGTERM

@@ -20,10 +20,6 @@ from sglang_dflash_rocm.evaluation import settings
 
 EXIT_WRONG = 2
 
-#: What the launcher understands and the server must not see: SGLang knows none of them, and our plugin refuses to start
-#: where the environment asks for a takeover of aiter, which it does not have.
-_NOT_FOR_THE_SERVER = ("SGLANG_AITER_PA_DECODE_IMPL", "SGLANG_FLYPA_MIMO_PREFILL")
-
 #: SGLang's variables that replace a part of the model's work.
 _SIMULATIONS = ("SGLANG_SIMULATE_ACC_LEN", "SGLANG_SIMULATE_UNIFORM_EXPERTS", "SGLANG_SIMULATE_ROUND_ROBIN_EXPERTS")
 
@@ -201,9 +197,8 @@ def environment(launcher: Launcher, env: Mapping[str, str]) -> dict[str, str]:
 
 def shell_line(launcher: Launcher, env: Mapping[str, str]) -> str:
     """The command as one can paste it into a shell."""
-    unset = [word for name in _NOT_FOR_THE_SERVER for word in ("-u", name)]
     assignments = [f"{name}={value}" for name, value in environment(launcher, env).items()]
-    return shlex.join(["env", *unset, *assignments, *_server(launcher, env)])
+    return shlex.join(["env", *assignments, *_server(launcher, env)])
 
 
 def _server(launcher: Launcher, env: Mapping[str, str]) -> list[str]:
@@ -225,9 +220,8 @@ def launch(launcher: Launcher, env: Mapping[str, str]) -> None:
     print(shell_line(launcher, env), flush=True)
     if settings.DRY_RUN.get(env):
         return
-    server_env = {name: value for name, value in env.items() if name not in _NOT_FOR_THE_SERVER}
     command = _server(launcher, env)
-    os.execvpe(command[0], command, server_env | environment(launcher, env))
+    os.execvpe(command[0], command, {**env, **environment(launcher, env)})
 
 
 def _command(launcher: Launcher) -> Callable[[], None]:

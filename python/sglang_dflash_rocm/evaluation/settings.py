@@ -96,7 +96,7 @@ SGLANG_AITER_PA_DECODE_IMPL = Variable(
     "flydsl",
     one_of("flydsl"),
     "flydsl; aiter's own kernels are wrong or crash for MiMo's 192/128 heads on gfx942",
-    "paged attention of decode and verify; the same as `ATTENTION_BACKEND=flydsl`, and not handed on to the server",
+    "paged attention of decode and verify; says the same as `ATTENTION_BACKEND=flydsl`",
 )
 ATTENTION_BACKEND = Variable(
     "ATTENTION_BACKEND",
