@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from sglang_dflash_rocm.gate import server_flags
 
 TARGETS = ("MiMoV2ForCausalLM", "MiMoV2FlashForCausalLM")
 DRAFT = "DFlashDraftModel"
@@ -37,23 +38,22 @@ def problems(model: Path, draft: Path | None = None, tp: int = 1, attention_grou
     return found
 
 
-def deployment(server_flags: Sequence[str]) -> tuple[int, int]:
+def deployment(argv: Sequence[str]) -> tuple[int, int]:
     """TP size and DP attention groups that server flags ask for.
 
     Raises:
         ValueError: one of the sizes is not a whole number above 0.
     """
-    words = [word for flag in server_flags for word in flag.split("=", 1)]
-    following = dict(itertools.pairwise([*words, ""]))
-    tp = _size(following, "--tp", "--tp-size", "--tensor-parallel-size")
-    dp = _size(following, "--dp", "--dp-size", "--data-parallel-size")
-    groups = _size(following, "--attn-dp-size", "--attention-data-parallel-size")
-    return tp, dp if groups == 1 and "--enable-dp-attention" in words else groups
+    flags = server_flags(argv)
+    tp = _size(flags, "--tp", "--tp-size", "--tensor-parallel-size")
+    dp = _size(flags, "--dp", "--dp-size", "--data-parallel-size")
+    groups = _size(flags, "--attn-dp-size", "--attention-data-parallel-size")
+    return tp, dp if groups == 1 and "--enable-dp-attention" in flags else groups
 
 
-def _size(following: Mapping[str, str], *names: str) -> int:
+def _size(flags: Mapping[str, str], *names: str) -> int:
     for name in names:
-        value = following.get(name, "1")
+        value = flags.get(name, "1")
         if not value.isdecimal() or value == "0":
             raise ValueError(f"{name} {value}: must be a whole number above 0")
         if value != "1":

@@ -53,7 +53,7 @@ def requested(env: Mapping[str, str], argv: Sequence[str], gfx942: bool | None =
     Raises:
         ValueError: a variable of ours has a value that is not allowed.
     """
-    flags = _flags(argv)
+    flags = server_flags(argv)
     found = []
     if env.get("SGLANG_PLATFORM") == PLATFORM_NAME:
         found.append(Request("CPU platform", f"SGLANG_PLATFORM={PLATFORM_NAME}", group="cpu"))
@@ -201,7 +201,7 @@ def _dflash(env: Mapping[str, str], gfx942: bool | None, backend: str | None) ->
     return [table] if environ.SGLANG_DFLASH_BUDGET_TABLE.get(env) else []
 
 
-def _flags(argv: Sequence[str]) -> dict[str, str]:
+def server_flags(argv: Sequence[str]) -> dict[str, str]:
     """``--flag value`` and ``--flag=value``; the last one counts, as for argparse."""
     flags = {}
     for here, following in itertools.pairwise([*argv, ""]):

@@ -18,9 +18,10 @@ from typer.testing import CliRunner
 from sglang_dflash_rocm.evaluation import accuracy_run, records
 from sglang_dflash_rocm.evaluation.accuracy import app
 from sglang_dflash_rocm.evaluation.accuracy_folder import FolderRefused, RunFolder
-from sglang_dflash_rocm.evaluation.accuracy_server import dp_ranks, environment, facts, refusals
+from sglang_dflash_rocm.evaluation.accuracy_server import facts, refusals
 from sglang_dflash_rocm.evaluation.accuracy_settings import VARIABLES
 from sglang_dflash_rocm.evaluation.gsm8k import prepare_dataset
+from sglang_dflash_rocm.evaluation.server_info import dp_ranks, environment
 
 SCRIPT = Path(__file__).parents[2] / "evaluation" / "run_evalscope_gsm8k_accuracy.py"
 

@@ -9,7 +9,8 @@ import pytest
 
 from sglang_dflash_rocm.evaluation.accuracy import gsm8k_accuracy
 from sglang_dflash_rocm.evaluation.accuracy_run import evalscope_task
-from sglang_dflash_rocm.evaluation.accuracy_settings import VARIABLES, WrongSettings, read_settings
+from sglang_dflash_rocm.evaluation.accuracy_settings import VARIABLES, read_settings
+from sglang_dflash_rocm.evaluation.variables import WrongSettings
 
 
 def test_defaults_are_the_seeds():

@@ -18,7 +18,7 @@ import pytest
 from bench_stubs import FAKE_PREFILL, REAL, StubServer, result
 
 import sglang_dflash_rocm
-from sglang_dflash_rocm.evaluation import bench_client, bench_server, bench_settings, records
+from sglang_dflash_rocm.evaluation import bench_client, bench_server, bench_settings, records, server_info, variables
 from sglang_dflash_rocm.evaluation.bench_client import CellFailed
 from sglang_dflash_rocm.evaluation.bench_records import CELLS, SWEEPS, CellRecord, SweepRecord, percentile
 
@@ -153,9 +153,9 @@ def test_all_wrong_variables_are_named_at_once(tmp_path):
     ],
 )
 def test_settings_that_contradict_each_other(settings, text):
-    reader = bench_settings.Reader(settings)
+    reader = variables.Reader(settings)
     bench_settings.prefill(reader)
-    with pytest.raises(bench_settings.WrongSettings, match=text.replace("(", r"\(")):
+    with pytest.raises(variables.WrongSettings, match=text.replace("(", r"\(")):
         reader.finish()
 
 
@@ -173,7 +173,7 @@ def test_settings_of_the_sweep(settings, text):
 
 
 def test_cells_carry_what_their_key_says():
-    reader = bench_settings.Reader({"INPUT_LENS": "128 256", "CONCURRENCIES": "1,16", "SEED": "7"})
+    reader = variables.Reader({"INPUT_LENS": "128 256", "CONCURRENCIES": "1,16", "SEED": "7"})
     run, grid = bench_settings.prefill(reader)
     reader.finish()
     assert [(c.input_len, c.concurrency, c.num_prompts) for c in grid] == [
@@ -195,12 +195,12 @@ def test_each_benchmark_refuses_the_other_kind_of_server():
     real, fake = bench_server.facts_of(REAL), bench_server.facts_of(FAKE_PREFILL)
     bench_server.check_mode(real, fake_prefill=False)
     bench_server.check_mode(fake, fake_prefill=True)
-    with pytest.raises(bench_server.ServerRefused, match="computes no prefill"):
+    with pytest.raises(server_info.ServerRefused, match="computes no prefill"):
         bench_server.check_mode(fake, fake_prefill=False)
-    with pytest.raises(bench_server.ServerRefused, match="needs a fake-prefill server .*--disaggregation-mode null"):
+    with pytest.raises(server_info.ServerRefused, match="needs a fake-prefill server .*--disaggregation-mode null"):
         bench_server.check_mode(real, fake_prefill=True)
     pd = bench_server.facts_of({**REAL, "disaggregation_mode": "prefill"})
-    with pytest.raises(bench_server.ServerRefused, match="PD mode prefill"):
+    with pytest.raises(server_info.ServerRefused, match="PD mode prefill"):
         bench_server.check_mode(pd, fake_prefill=False)
 
 
@@ -212,7 +212,10 @@ def test_what_is_simulated_is_stamped_and_must_agree():
     told = {"internal_states": [{"env_vars": {"SGLANG_SIMULATE_ACC_LEN": "4"}}], "load_format": "dummy"}
     told = bench_server.facts_of({**FAKE_PREFILL, **told})
     assert bench_server.simulated(told, True, None) == ("fake prefill", "simulated acceptance 4", "dummy weights")
-    with pytest.raises(bench_server.ServerRefused, match="the server simulates 4"):
+    experts = {"internal_states": [{}, {"env_vars": {"SGLANG_SIMULATE_UNIFORM_EXPERTS": "1"}}]}
+    stamps = bench_server.simulated(bench_server.facts_of({**REAL, **experts}), False, None)
+    assert stamps == ("experts picked evenly in place of the router's",), "one rank that says so is enough"
+    with pytest.raises(server_info.ServerRefused, match="the server simulates 4"):
         bench_server.simulated(told, True, 5.56)
 
 
@@ -290,7 +293,7 @@ def test_a_decode_matrix_is_stamped_and_its_acceptance_is_checked(tmp_path):
     for record in cells(tmp_path / "a"):
         assert record.provenance.simulated == ("fake prefill", "simulated acceptance 5.56")
         assert record.accept_lengths == (5.5, None)
-    assert "DP rank 1 reports an accept length of 3.00" in cells(tmp_path / "b")[0].reason
+    assert "a DP rank reports an accept length of 3.00" in cells(tmp_path / "b")[0].reason
 
 
 def test_a_sweep_finds_its_rate_and_a_second_one_measures_nothing(tmp_path):

@@ -14,7 +14,7 @@ import pytest
 import typer.main
 
 from sglang_dflash_rocm.cli.main import app
-from sglang_dflash_rocm.evaluation import settings
+from sglang_dflash_rocm.evaluation import launcher_settings as settings
 from sglang_dflash_rocm.evaluation.launchers import LAUNCHERS, arguments
 
 ROOT = Path(__file__).parents[2]
@@ -151,7 +151,7 @@ def test_a_wrong_option_would_be_noticed():
 def test_the_variable_table_is_current():
     text = README.read_text()
     table = text[text.index("<!-- variables -->") : text.index("<!-- end of variables -->")].partition("\n")[2]
-    assert table.strip() == settings.markdown_table(), "run `python -m sglang_dflash_rocm.evaluation.settings`"
+    assert table.strip() == settings.markdown_table(), "run `python -m sglang_dflash_rocm.evaluation.launcher_settings`"
 
 
 def test_figures_from_hardware_are_marked():

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from launcher_checkpoint import SHARDS, Checkpoint, write_checkpoint
 
-from sglang_dflash_rocm.evaluation import settings
+from sglang_dflash_rocm.evaluation import launcher_settings as settings
 from sglang_dflash_rocm.evaluation.launchers import LAUNCHERS
 
 ROOT = Path(__file__).parents[2]
@@ -71,6 +71,14 @@ def refused(launcher: str, **env: str) -> str:
     return done.stderr
 
 
+BACKEND_FLAGS = ("--attention-backend", "--speculative-draft-attention-backend")
+
+
+def without(argv: list[str], *flags: str) -> list[str]:
+    """The arguments without these flags and their values."""
+    return [word for before, word in zip(["", *argv], argv, strict=False) if not {before, word} & set(flags)]
+
+
 #: Command lines that SGLang itself resolves: launcher, variables.
 CASES = {
     "accuracy": (ACCURACY, {"SGLANG_AITER_PA_DECODE_IMPL": "flydsl"}),
@@ -104,6 +112,11 @@ def resolved(tmp_path_factory) -> dict[str, dict]:
     cases["no tower"] = {
         "argv": ["--language-model-only" if word == "--language-only" else word for word in text_only],
     }
+    cases["no backend"] = {"argv": without(text_only, *BACKEND_FLAGS, "--page-size")}
+    cases["aiter"] = {
+        "argv": [*cases["no backend"]["argv"], "--attention-backend", "aiter"],
+        "env": {"SGLANG_AITER_PA_DECODE_IMPL": "flydsl"},
+    }
     cases["split verify"] = {"code": SPLIT_VERIFY}
     script = Path(__file__).with_name("launcher_resolution.py")
     done = subprocess.run(
@@ -121,6 +134,14 @@ def resolved(tmp_path_factory) -> dict[str, dict]:
 def fields(resolved: dict, name: str) -> dict:
     assert "error" not in resolved[name], resolved[name]["error"]
     return resolved[name]["resolved"]
+
+
+def test_what_choose_backend_makes_of_sglangs_own_resolution(resolved):
+    """Without a backend: ours, for target and draft. Taken over, aiter gets our page size too; that the draft may be
+    aiter as well is settled when the plugin loads, here before the case's variables (test_flydsl_server.py has it)."""
+    found, aiter = fields(resolved, "no backend"), fields(resolved, "aiter")
+    assert (found["attention_backend"], found["speculative_draft_attention_backend"]) == ("flydsl", "flydsl")
+    assert aiter["attention_backend"] == "aiter" and found["page_size"] == aiter["page_size"] == 64
 
 
 EVERYWHERE = {

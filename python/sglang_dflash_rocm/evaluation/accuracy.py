@@ -14,8 +14,10 @@ import typer
 from . import gsm8k
 from .accuracy_folder import FolderRefused
 from .accuracy_run import OK, evalscope_task, run
-from .accuracy_server import ServerGone, ServerRefused
-from .accuracy_settings import GSM8K_QUESTIONS, VARIABLES, Settings, WrongSettings, read_settings
+from .accuracy_server import ServerGone
+from .accuracy_settings import GSM8K_QUESTIONS, VARIABLES, Settings, read_settings
+from .server_info import ServerRefused
+from .variables import WrongSettings
 
 _REFUSED, _INTERRUPTED = 2, 130
 

@@ -12,8 +12,8 @@ from typing import IO
 import msgspec
 
 from . import records
-from .accuracy_server import Fact
 from .gates import Figures, Gate, Thresholds
+from .server_info import Fact
 
 
 class AccuracyRecord(records.Record, tag="gsm8k_accuracy", frozen=True, kw_only=True):

@@ -17,14 +17,16 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from . import accuracy_server, gsm8k
+from . import accuracy_server, gsm8k, server_info
 from .acceptance import summarise
 from .accuracy_folder import AccuracyRecord, RunFolder, dataset_digest
-from .accuracy_server import Fact, LiveServer, ServerGone, ServerRefused
-from .accuracy_settings import GSM8K_QUESTIONS, Settings, WrongSettings
+from .accuracy_server import LiveServer, ServerGone
+from .accuracy_settings import GSM8K_QUESTIONS, Settings
 from .evalscope_client import KEY_VARIABLE, TABLE
 from .gates import Figures, judge
-from .records import Outcome, Provenance
+from .records import Outcome, Provenance, utc_now
+from .server_info import Fact, ServerRefused
+from .variables import WrongSettings
 
 EVALSCOPE = "1.14.1"
 OK, FAILED, BROKE, INTERRUPTED = 0, 1, 3, 130
@@ -61,7 +63,7 @@ def run(settings: Settings, questions: int) -> int:
         outcome="failed",
         provenance=Provenance(
             tool="run_evalscope_gsm8k_accuracy",
-            started=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            started=utc_now(),
             versions=_versions(info),
             server=facts,
         ),
@@ -92,7 +94,7 @@ def _attempt(
         _run_evalscope(settings, info["served_model_name"], model_id, folder, questions)
         results = gsm8k.read_results(folder.outputs, model_id)
         server.wait_idle(_IDLE_TIMEOUT_S)
-        done = _judged(record, results, accuracy_server.dp_ranks(info), server.accept_lengths())
+        done = _judged(record, results, server_info.dp_ranks(info), server.accept_lengths())
         print((folder.outputs / TABLE).read_text())
     except KeyboardInterrupt:
         return _ended(record, "interrupted", "interrupted; the same command with this WORK_DIR goes on"), INTERRUPTED
@@ -175,7 +177,7 @@ def _preflight(server: LiveServer, info: Mapping, settings: Settings) -> None:
         )
     choice = server.probe(info["served_model_name"])
     missing = [name for name in ("meta_info", "response_token_ids") if choice.get(name) is None]
-    if accuracy_server.dp_ranks(info) > 1 and (choice.get("meta_info") or {}).get("dp_rank") is None:
+    if server_info.dp_ranks(info) > 1 and (choice.get("meta_info") or {}).get("dp_rank") is None:
         missing.append("meta_info.dp_rank")
     if missing:
         raise ServerRefused(
@@ -283,7 +285,7 @@ def _notes(info: Mapping, questions: int) -> tuple[str, ...]:
     notes = []
     if questions != GSM8K_QUESTIONS:
         notes.append(f"{questions} questions, not GSM8K's {GSM8K_QUESTIONS}: not comparable with published figures")
-    if accuracy_server.environment(info) is None:
+    if server_info.environment(info) is None:
         notes.append(
             "the server does not tell its environment (SGLANG_EXPOSE_OWN_ENV_VARS=1 makes it), so simulated acceptance "
             "could only be looked for in the figures"

@@ -9,57 +9,10 @@ import urllib.request
 from collections.abc import Mapping
 from http.client import HTTPException
 
-Fact = str | int | float | bool | None
+from . import server_info
+from .server_info import Fact, ServerRefused
 
-#: Fields of `/server_info` that change an answer or its acceptance.
-_FACTS = (
-    "version",
-    "model_path",
-    "served_model_name",
-    "tokenizer_path",
-    "revision",
-    "dtype",
-    "quantization",
-    "load_format",
-    "device",
-    "tp_size",
-    "dp_size",
-    "attn_dp_size",
-    "ep_size",
-    "enable_dp_attention",
-    "enable_dp_lm_head",
-    "attention_backend",
-    "kv_cache_dtype",
-    "page_size",
-    "context_length",
-    "chunked_prefill_size",
-    "max_running_requests",
-    "mem_fraction_static",
-    "swa_full_tokens_ratio",
-    "disable_radix_cache",
-    "enable_two_batch_overlap",
-    "reasoning_parser",
-    "chat_template",
-    "speculative_algorithm",
-    "speculative_draft_model_path",
-    "speculative_num_draft_tokens",
-    "speculative_draft_attention_backend",
-    "disaggregation_mode",
-    "disaggregation_transfer_backend",
-    "decode_log_interval",
-)
-#: Environment variables that make a server's answers or acceptance something else than the model's, by what they do.
-_SIMULATING = {
-    "SGLANG_SIMULATE_ACC_LEN": "simulated acceptance",
-    "SGLANG_SIMULATE_UNIFORM_EXPERTS": "experts picked evenly in place of the router's",
-    "SGLANG_SIMULATE_ROUND_ROBIN_EXPERTS": "experts picked in turn in place of the router's",
-}
-_OFF = ("", "0", "false", "no", "off", "n", "f")
 _POLL_S = 0.5
-
-
-class ServerRefused(Exception):
-    """Not a server whose accuracy can be measured; the message says why and what to do."""
 
 
 class ServerGone(Exception):
@@ -165,21 +118,9 @@ REQUEST_FLAGS = {"return_meta_info": True, "return_token_ids": True}
 
 
 def facts(info: Mapping) -> dict[str, Fact]:
-    """What of `/server_info` goes into a record: flags, and the variables that the server tells (`environment`)."""
-    flags = {name: value for name in _FACTS if isinstance(value := info.get(name), str | int | float)}
-    return flags | {f"env {name}": value for name, value in sorted((environment(info) or {}).items())}
-
-
-def dp_ranks(info: Mapping) -> int:
-    """Number of DP ranks: each gives one state. `dp_size` is 1 under DP attention (`attn_dp_size` holds it then)."""
-    return len(info["internal_states"])
-
-
-def environment(info: Mapping) -> dict[str, str] | None:
-    """SGLang variables of the ranks, which a server tells if it was started with `SGLANG_EXPOSE_OWN_ENV_VARS=1`; else
-    None."""
-    told = [state["env_vars"] for state in info["internal_states"] if "env_vars" in state]
-    return {name: value for rank in told for name, value in rank.items()} if told else None
+    """What of `/server_info` goes into a record: flags, and the variables that the server tells."""
+    told = sorted((server_info.environment(info) or {}).items())
+    return server_info.flags(info) | {f"env {name}": value for name, value in told}
 
 
 def refusals(info: Mapping) -> list[str]:
@@ -191,16 +132,6 @@ def refusals(info: Mapping) -> list[str]:
         fake = info.get("disaggregation_transfer_backend") == "fake"
         what = "fake prefill: its KV cache holds no prompt" if fake else "one half of a disaggregated deployment"
         reasons.append(f"--disaggregation-mode {', '.join(sorted(modes))} ({what})")
-    for flag in ("load_format", "speculative_draft_load_format"):
-        if any(state.get(flag) == "dummy" for state in states):
-            reasons.append(f"--{flag.replace('_', '-')} dummy: random weights")
-    variables = environment(info) or {}
-    reasons += [
-        f"{name}={variables[name]}: {what}" for name, what in _SIMULATING.items() if _is_on(variables.get(name))
-    ]
-    return reasons
-
-
-def _is_on(value: str | None) -> bool:
-    """-1 is how SGLang says that SGLANG_SIMULATE_ACC_LEN is off."""
-    return value is not None and value.lower() not in _OFF and not value.startswith("-")
+    reasons += [f"{flag}: random weights" for flag in server_info.dummy_weights(info)]
+    simulations = server_info.simulations(info).items()
+    return [*reasons, *(f"{name}={value}: {server_info.SIMULATING[name]}" for name, value in simulations)]

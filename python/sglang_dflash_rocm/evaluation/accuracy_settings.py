@@ -2,39 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 
 from sglang_dflash_rocm.environ import Variable, at_least
 
 from .gates import Thresholds
+from .variables import Reader, between, port, url
 
 GSM8K_QUESTIONS = 1319
 """Size of GSM8K's test split."""
 
 
-class WrongSettings(ValueError):
-    """Every setting that is wrong, one line each."""
-
-
-def _between(low: float, high: float) -> Callable[[str], float]:
-    def parse(text: str) -> float:
-        if not low <= float(text) <= high:
-            raise ValueError(text)
-        return float(text)
-
-    return parse
-
-
 def _url(text: str) -> str:
-    if not text.startswith(("http://", "https://")):
-        raise ValueError(text)
-    return text.rstrip("/").removesuffix("/v1")
+    return url(text).removesuffix("/v1")
 
 
 HOST = Variable("HOST", "127.0.0.1", str, "an address", "the server's address, where BASE_URL is not set")
-PORT = Variable("PORT", 30000, at_least(1), "a port", "the server's port, where BASE_URL is not set")
+PORT = Variable("PORT", 30000, port, "a port, 1 to 65535", "the server's port, where BASE_URL is not set")
 LIMIT = Variable("LIMIT", None, at_least(1), "a whole number, 1 or more", "another name of NUM_QUESTIONS")
 BASE_URL = Variable("BASE_URL", None, _url, "an address with http:// or https://", "the server; not set: HOST and PORT")
 MODEL_PATH = Variable(
@@ -43,12 +29,12 @@ MODEL_PATH = Variable(
 MIN_ACCEPT_LENGTH = Variable(
     "MIN_ACCEPT_LENGTH",
     4.0,
-    _between(0, 64),
+    between(0, 64),
     "tokens per verify step, 0 to 64",
     "least mean accept length of the DP ranks; 0: not looked at, for a server without speculation",
 )
 MIN_ACCURACY = Variable(
-    "MIN_ACCURACY", 0.97, _between(0, 1), "a share, 0 to 1 (0.97, not 97)", "least share of right answers"
+    "MIN_ACCURACY", 0.97, between(0, 1), "a share, 0 to 1 (0.97, not 97)", "least share of right answers"
 )
 NUM_QUESTIONS = Variable(
     "NUM_QUESTIONS", None, at_least(1), "a whole number, 1 or more", "questions, the first ones; not set: all"
@@ -121,19 +107,14 @@ def read_settings(environment: Mapping[str, str], options: Mapping[str, str | No
     env = {**environment, **given}
     if "NUM_QUESTIONS" in given or "LIMIT" in given:  # an option beats the variable of its other name too
         env |= {name: "" for name in ("NUM_QUESTIONS", "LIMIT") if name not in given}
-    values, problems = {}, []
-    for variable in VARIABLES:
-        try:
-            values[variable.name.lower()] = variable.get(env)
-        except ValueError as error:
-            problems.append(str(error))
-    limit, host, port = (values.pop(name, None) for name in ("limit", "host", "port"))
+    reader = Reader(env)
+    values = {variable.name.lower(): reader.get(variable) for variable in VARIABLES}
+    limit, host, number = (values.pop(name, None) for name in ("limit", "host", "port"))
     if limit and values.get("num_questions") not in (None, limit):
-        problems.append(
+        reader.problems.append(
             f"NUM_QUESTIONS={values['num_questions']} and LIMIT={limit} are two names of one setting: drop one"
         )
-    if problems:
-        raise WrongSettings("\n".join(problems))
+    reader.finish()
     values["num_questions"] = values["num_questions"] or limit
-    values["base_url"] = values["base_url"] or f"http://{host}:{port}"
+    values["base_url"] = values["base_url"] or f"http://{host}:{number}"
     return Settings(**{field.name: values[field.name] for field in fields(Settings)})

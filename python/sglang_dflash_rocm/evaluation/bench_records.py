@@ -50,8 +50,8 @@ class CellRecord(records.Record, tag="bench_cell", frozen=True, kw_only=True):
     """One run of the client. Lengths in tokens; ``input_len`` is None where the data set decides.
 
     ended: ISO 8601, UTC; the start is in the provenance.
-    accept_lengths: SGLang's ``avg_spec_accept_length`` per DP rank since the flush before the cell, None on a rank
-        that logged no decode interval.
+    accept_lengths: SGLang's ``avg_spec_accept_length`` of each DP rank since the flush before the cell, None on a rank
+        that logged no decode interval; SGLang does not say which is whose.
     client_log, server_log: last lines, of a cell that did not pass.
     """
 

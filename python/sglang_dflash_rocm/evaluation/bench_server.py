@@ -8,62 +8,28 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from importlib import metadata
 from urllib.parse import urlsplit
 
+from sglang_dflash_rocm.evaluation import records, server_info
 from sglang_dflash_rocm.evaluation.records import Provenance
-
-#: Fields of SGLang's ``/server_info`` that change a benchmark's figures.
-_FACTS = (
-    "model_path",
-    "version",
-    "device",
-    "dtype",
-    "quantization",
-    "load_format",
-    "tp_size",
-    "dp_size",
-    "attn_dp_size",
-    "ep_size",
-    "enable_dp_attention",
-    "enable_dp_lm_head",
-    "attention_backend",
-    "page_size",
-    "kv_cache_dtype",
-    "context_length",
-    "chunked_prefill_size",
-    "max_running_requests",
-    "mem_fraction_static",
-    "swa_full_tokens_ratio",
-    "disable_radix_cache",
-    "enable_two_batch_overlap",
-    "speculative_algorithm",
-    "speculative_num_draft_tokens",
-    "speculative_draft_attention_backend",
-    "disaggregation_mode",
-    "disaggregation_transfer_backend",
-    "decode_log_interval",
-)
-
-
-class ServerRefused(Exception):
-    """The server does not answer, or is not one that this benchmark is for; the message says what to do."""
+from sglang_dflash_rocm.evaluation.server_info import Fact, ServerRefused
 
 
 @dataclass(frozen=True)
 class ServerFacts:
-    """``facts``: flags that matter. ``simulated_accept``: accept length that the server is known to simulate, which it
-    only tells when it runs with ``SGLANG_EXPOSE_OWN_ENV_VARS=1``. ``dummy``: its weights are not a checkpoint's."""
+    """``facts``: flags that matter. ``simulated_accept``: accept length that the server is known to simulate, and
+    ``simulated_experts``: what replaces its router, in words; it only tells them when it runs with
+    ``SGLANG_EXPOSE_OWN_ENV_VARS=1``. ``dummy``: its weights are not a checkpoint's."""
 
-    facts: dict[str, str | int | float | bool | None]
+    facts: dict[str, Fact]
     simulated_accept: float | None
+    simulated_experts: tuple[str, ...]
     dummy: bool
 
     @property
     def fake_prefill(self) -> bool:
-        mode = self.facts.get("disaggregation_mode"), self.facts.get("disaggregation_transfer_backend")
-        return mode == ("decode", "fake")
+        return server_info.is_fake_prefill(self.facts)
 
 
 def ask(url: str, timeout_s: float = 30) -> ServerFacts:
@@ -86,15 +52,16 @@ def ask(url: str, timeout_s: float = 30) -> ServerFacts:
 
 def facts_of(info: Mapping) -> ServerFacts:
     """The same from a ``/server_info`` object."""
-    kinds = (str, int, float, bool, type(None))
-    facts = {name: info[name] for name in _FACTS if name in info and isinstance(info[name], kinds)}
-    states = info.get("internal_states") or [{}]
-    length = float((states[0].get("env_vars") or {}).get("SGLANG_SIMULATE_ACC_LEN") or -1)
-    return ServerFacts(facts, length if length > 0 else None, info.get("load_format") == "dummy")
+    simulations = server_info.simulations(info)
+    accept = simulations.pop("SGLANG_SIMULATE_ACC_LEN", None)
+    experts = tuple(server_info.SIMULATING[name] for name in simulations)
+    dummy = bool(server_info.dummy_weights(info))
+    return ServerFacts(server_info.flags(info), None if accept is None else float(accept), experts, dummy)
 
 
 def accept_lengths(info: Mapping) -> tuple[float | None, ...]:
-    """Mean accept length of each DP rank, bonus token included; empty without speculation."""
+    """Mean accept length of each DP rank, bonus token included, in the order in which the ranks answered: SGLang does
+    not name them here. Empty without speculation."""
     if not info.get("speculative_algorithm"):
         return ()
     return tuple(state.get("avg_spec_accept_length") for state in info.get("internal_states") or [])
@@ -138,6 +105,7 @@ def simulated(server: ServerFacts, fake_prefill: bool, declared_accept: float | 
         stamps.append(f"simulated acceptance {accept:g}")
     elif fake_prefill and server.facts.get("speculative_algorithm"):
         stamps.append("acceptance on an undefined KV cache")
+    stamps += server.simulated_experts
     if server.dummy:
         stamps.append("dummy weights")
     return tuple(stamps)
@@ -145,7 +113,7 @@ def simulated(server: ServerFacts, fake_prefill: bool, declared_accept: float | 
 
 def provenance(tool: str, server: ServerFacts, stamps: tuple[str, ...]) -> Provenance:
     """Of a run that starts now."""
-    return Provenance(tool=tool, started=utc_now(), versions=versions(), server=server.facts, simulated=stamps)
+    return Provenance(tool=tool, started=records.utc_now(), versions=versions(), server=server.facts, simulated=stamps)
 
 
 def versions() -> dict[str, str]:
@@ -157,10 +125,6 @@ def versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
-
-
-def utc_now() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 def listening(url: str) -> bool:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-import os
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sglang_dflash_rocm.environ import Variable, at_least, one_of
 from sglang_dflash_rocm.evaluation.bench_client import OWN_LENGTH_DATASETS, RANDOM_DATASETS, Cell, Workload
 from sglang_dflash_rocm.evaluation.bench_records import Phase
+from sglang_dflash_rocm.evaluation.variables import Reader, between, number, switch, url
 
 #: Name -> input lengths (tokens) and concurrencies of `run_benchmark_mimo_pro_prefill.sh`: chat-like prompts at load,
 #: and long documents, of which few fit at once.
@@ -21,29 +21,7 @@ MIMO_MATRICES = {
 }
 _PROMPTS_PER_SLOT = 4
 _LEAST_PROMPTS = 8
-
-
-class WrongSettings(ValueError):
-    """Every variable that is wrong, one line each."""
-
-
-def _positive(text: str) -> float:
-    value = float(text)
-    if not 0 < value < math.inf:
-        raise ValueError(text)
-    return value
-
-
-def _ratio(text: str) -> float:
-    if not 0 < float(text) <= 1:
-        raise ValueError(text)
-    return float(text)
-
-
-def _tolerance(text: str) -> float:
-    if not 0.001 <= float(text) <= 1:
-        raise ValueError(text)
-    return float(text)
+POSITIVE = number(lambda value: 0 < value < math.inf)
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -60,16 +38,6 @@ def _matrices(text: str) -> tuple[str, ...]:
     return found
 
 
-def _url(text: str) -> str:
-    if not text.startswith(("http://", "https://")):
-        raise ValueError(text)
-    return text.rstrip("/")
-
-
-def _switch(name: str, doc: str) -> Variable[int]:
-    return Variable(name, 0, lambda text: int(one_of("0", "1")(text)), "0 or 1", doc)
-
-
 def _lengths(name: str, default: tuple[int, ...], doc: str) -> Variable[tuple[int, ...]]:
     return Variable(name, default, _numbers, "different whole numbers from 1 on, such as 1024,8192", doc)
 
@@ -79,14 +47,14 @@ def _count(name: str, default: int, doc: str, least: int = 1) -> Variable[int]:
 
 
 def _seconds(name: str, default: float, doc: str) -> Variable[float]:
-    return Variable(name, default, _positive, "a number of seconds above 0", doc)
+    return Variable(name, default, POSITIVE, "a number of seconds above 0", doc)
 
 
 def _rate(name: str, default: float, doc: str) -> Variable[float]:
-    return Variable(name, default, _positive, "requests per second, above 0", doc)
+    return Variable(name, default, POSITIVE, "requests per second, above 0", doc)
 
 
-BASE_URL = Variable("BASE_URL", "http://127.0.0.1:30000", _url, "an address with http:// or https://", "the server")
+BASE_URL = Variable("BASE_URL", "http://127.0.0.1:30000", url, "an address with http:// or https://", "the server")
 OUT_DIR = Variable(
     "OUT_DIR",
     None,
@@ -105,7 +73,7 @@ DATASET_PATH = Variable("DATASET_PATH", None, Path, "a file", "the data set's fi
 RANDOM_RANGE_RATIO = Variable(
     "RANDOM_RANGE_RATIO",
     1.0,
-    _ratio,
+    number(lambda ratio: 0 < ratio <= 1),
     "a number above 0, at most 1",
     "lengths are drawn from [ratio * length, length]: below 1 the mean is shorter than the cell says (at 0.5, 75 %)",
 )
@@ -123,8 +91,8 @@ EXTRA_CLIENT_ARGS = Variable(
     "client flags, quoted as in a shell",
     "more flags of `sglang.benchmark.serving`; they come last, so they win",
 )
-FORCE = _switch("FORCE", "1: measure again what has passed already")
-DRY_RUN = _switch("DRY_RUN", "1: print every command and stop")
+FORCE = switch("FORCE", 0, "1: measure again what has passed already")
+DRY_RUN = switch("DRY_RUN", 0, "1: print every command and stop")
 COMMON = (
     BASE_URL,
     OUT_DIR,
@@ -157,11 +125,11 @@ OUTPUT_LEN = _count("OUTPUT_LEN", 1024, "tokens generated per request", 2)
 SIMULATE_ACC_LEN = Variable(
     "SGLANG_SIMULATE_ACC_LEN",
     None,
-    _positive,
+    POSITIVE,
     "the server's value, above 0",
     "accept length that the server simulates; stamped on every record and compared with what it reports",
 )
-TARGET_TTFT_MS = Variable("TARGET_TTFT_MS", None, _positive, "milliseconds, above 0", "time to first token to keep")
+TARGET_TTFT_MS = Variable("TARGET_TTFT_MS", None, POSITIVE, "milliseconds, above 0", "time to first token to keep")
 TTFT_PERCENTILE = Variable(
     "TTFT_PERCENTILE", "p90", one_of("p50", "p90", "p99"), "p50, p90 or p99", "which requests must keep it"
 )
@@ -171,7 +139,9 @@ START_RATE = _rate("START_RATE", 1.0, "first rate")
 MIN_RATE = _rate("MIN_RATE", 0.125, "lowest rate; missing the target there ends the search")
 MAX_RATE = _rate("MAX_RATE", 64.0, "highest rate; keeping the target there ends the search")
 DURATION_S = _seconds("DURATION_S", 60.0, "length of a measurement; rate times this is its number of requests")
-TOLERANCE = Variable("TOLERANCE", 0.05, _tolerance, "a number from 0.001 to 1", "relative width of the final bracket")
+TOLERANCE = Variable(
+    "TOLERANCE", 0.05, between(0.001, 1), "a number from 0.001 to 1", "relative width of the final bracket"
+)
 REPEATS = _count("REPEATS", 3, "measurements of a noisy rate; their median counts")
 
 PREFILL = (INPUT_LENS, CONCURRENCIES, NUM_PROMPTS, *COMMON)
@@ -203,31 +173,6 @@ class Run:
     force: bool
     dry_run: bool
     declared_accept: float | None = None
-
-
-class Reader:
-    """Values of variables; what is wrong is collected and raised once, by :meth:`finish`."""
-
-    def __init__(self, env: Mapping[str, str] | None = None) -> None:
-        self.env = os.environ if env is None else env
-        self.problems: list[str] = []
-
-    def get(self, variable: Variable):
-        try:
-            return variable.get(self.env)
-        except ValueError as error:
-            self.problems.append(str(error))
-            return variable.default
-
-    def given(self, variable: Variable) -> bool:
-        return bool(self.env.get(variable.name, "").strip())
-
-    def finish(self) -> None:
-        """Raises:
-        WrongSettings: anything was wrong.
-        """
-        if self.problems:
-            raise WrongSettings("\n".join(dict.fromkeys(self.problems)))
 
 
 def read_run(reader: Reader, benchmark: str, fake_prefill: bool = False) -> Run:
@@ -294,17 +239,6 @@ def cells(
         for length in ((None,) if own else lengths)
         for slots in concurrencies
     ]
-
-
-def plain_table(variables: tuple[Variable, ...]) -> str:
-    """All variables for a terminal, one paragraph each."""
-    return "\n\n".join(f"{v.name}={_shown(v.default)}\n  {v.doc}\n  allowed: {v.allowed}" for v in variables)
-
-
-def _shown(default: object) -> str:
-    if isinstance(default, tuple):
-        return ",".join(map(str, default))
-    return "" if default is None else str(default)
 
 
 def prefill(reader: Reader) -> tuple[Run, list[Cell]]:

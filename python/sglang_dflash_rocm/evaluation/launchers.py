@@ -1,7 +1,7 @@
 """Server launchers: ``python -m sglang_dflash_rocm.evaluation.launchers accuracy``, or the scripts in `evaluation/`.
 
 Each becomes the server (exec), so that signals reach it. What it starts follows from environment variables
-(`settings.py`). All that is wrong with them, or with the checkpoint, is said at once, before anything is started.
+(`launcher_settings.py`). All that is wrong with them, or with the checkpoint, is said at once, before anything starts.
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ from pathlib import Path
 import typer
 
 from sglang_dflash_rocm import checkpoint
-from sglang_dflash_rocm.evaluation import settings
+from sglang_dflash_rocm.evaluation import launcher_settings as settings
+from sglang_dflash_rocm.evaluation.server_info import SIMULATING
+from sglang_dflash_rocm.evaluation.variables import plain_table
 
 EXIT_WRONG = 2
-
-#: SGLang's variables that replace a part of the model's work.
-_SIMULATIONS = ("SGLANG_SIMULATE_ACC_LEN", "SGLANG_SIMULATE_UNIFORM_EXPERTS", "SGLANG_SIMULATE_ROUND_ROBIN_EXPERTS")
 
 
 @dataclass(frozen=True)
@@ -111,7 +110,7 @@ def _refusals(launcher: Launcher, env: Mapping[str, str]) -> Iterator[str]:
         if settings.MM_ENABLE_DP_ENCODER.get(env):
             yield "MM_ENABLE_DP_ENCODER=1: a decode server encodes no images; set 0"
     else:
-        for name in _SIMULATIONS:
+        for name in SIMULATING:
             if env.get(name, "").strip():
                 yield f"{name}={env[name]}: a server with anything simulated measures no accuracy; unset it"
         page, chunk = settings.PAGE_SIZE.get(env), settings.CHUNKED_PREFILL_SIZE.get(env)
@@ -233,7 +232,7 @@ def _command(launcher: Launcher) -> Callable[[], None]:
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, add_completion=False, help=__doc__)
 for _launcher in LAUNCHERS:
-    _variables = settings.plain_table().replace("\n\n", "\n\n\b\n")
+    _variables = plain_table(settings.VARIABLES).replace("\n\n", "\n\n\b\n")
     app.command(_launcher.name, help=f"{_launcher.doc}.\n\n\b\n{_variables}")(_command(_launcher))
 
 if __name__ == "__main__":

@@ -22,9 +22,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from sglang_dflash_rocm.evaluation import bench_client, bench_server, records
 from sglang_dflash_rocm.evaluation.bench_client import Cell, CellFailed
 from sglang_dflash_rocm.evaluation.bench_records import CELLS, CellRecord, Figures
-from sglang_dflash_rocm.evaluation.bench_server import ServerFacts, ServerRefused
-from sglang_dflash_rocm.evaluation.bench_settings import MATRIX_KINDS, Reader, Run, WrongSettings, plain_table
+from sglang_dflash_rocm.evaluation.bench_server import ServerFacts
+from sglang_dflash_rocm.evaluation.bench_settings import MATRIX_KINDS, Run
 from sglang_dflash_rocm.evaluation.records import Outcome, Provenance
+from sglang_dflash_rocm.evaluation.server_info import ServerRefused
+from sglang_dflash_rocm.evaluation.variables import Reader, WrongSettings, plain_table
 
 PASSED, SOME_FAILED, WRONG, INTERRUPTED = 0, 1, 2, 130
 #: A simulated accept length may be off by this share: the last step of a request is cut at its length.
@@ -97,10 +99,10 @@ class Bench:
 
     def _check_accept(self, lengths: tuple[float | None, ...]) -> None:
         wanted = self.run.declared_accept or self.server.simulated_accept
-        for rank, length in enumerate(lengths):
+        for length in lengths:
             if wanted and length and abs(length / wanted - 1) > _ACCEPT_TOLERANCE:
                 raise CellFailed(
-                    f"SGLANG_SIMULATE_ACC_LEN={wanted:g}, but DP rank {rank} reports an accept length of {length:.2f}: "
+                    f"SGLANG_SIMULATE_ACC_LEN={wanted:g}, but a DP rank reports an accept length of {length:.2f}: "
                     "the server does not simulate that"
                 )
 
@@ -131,7 +133,7 @@ class Bench:
             num_prompts=cell.num_prompts,
             seed=work.seed + cell.repeat,
             command=tuple(bench_client.command(cell, work, output_file(self.run, cell))),
-            ended=bench_server.utc_now(),
+            ended=records.utc_now(),
             figures=figures,
             accept_lengths=lengths,
             client_log=bench_client.tail(client_log(self.run, cell)) if bad else (),
@@ -221,6 +223,20 @@ def as_interrupt(number: int, frame: object) -> None:
     raise KeyboardInterrupt
 
 
+@contextmanager
+def exit_codes(interrupted: str) -> Iterator[None]:
+    """Inside, wrong settings, the wrong server and signals end the command with its exit code and one message."""
+    signal.signal(signal.SIGTERM, as_interrupt)
+    try:
+        yield
+    except (WrongSettings, ServerRefused, records.RecordError) as error:
+        screen.print(str(error))
+        raise typer.Exit(WRONG) from None
+    except KeyboardInterrupt:
+        screen.print(interrupted)
+        raise typer.Exit(INTERRUPTED) from None
+
+
 def main(
     kind: Annotated[str, typer.Argument(help=f"one of {', '.join(MATRIX_KINDS)}")],
     variables: Annotated[bool, typer.Option("--variables", help="list the environment variables and stop")] = False,
@@ -233,9 +249,8 @@ def main(
     if variables:
         print(plain_table(table))
         return
-    signal.signal(signal.SIGTERM, as_interrupt)
-    reader = Reader()
-    try:
+    with exit_codes("interrupted; the same command goes on with what is missing"):
+        reader = Reader()
         run, grid = read(reader)
         reader.finish()
         if run.dry_run:
@@ -243,12 +258,6 @@ def main(
                 print(bench_client.shell_line(cell, run.work, output_file(run, cell)))
             return
         code = run_matrix(prepare(f"matrix {kind}", run), grid)
-    except (WrongSettings, ServerRefused, records.RecordError) as error:
-        screen.print(str(error))
-        raise typer.Exit(WRONG) from None
-    except KeyboardInterrupt:
-        screen.print("interrupted; the same command goes on with what is missing")
-        raise typer.Exit(INTERRUPTED) from None
     raise typer.Exit(code)
 
 

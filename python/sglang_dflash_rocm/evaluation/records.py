@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -43,6 +44,11 @@ R = TypeVar("R", bound=Record)
 
 class RecordError(ValueError):
     """A file of records that cannot be read; the message names the file, the line and the fault."""
+
+
+def utc_now() -> str:
+    """ISO 8601, to the second."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 def append(path: Path, record: Record) -> None:

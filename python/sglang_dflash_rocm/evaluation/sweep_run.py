@@ -8,7 +8,6 @@ the target or a measurement failed, 2 wrong settings or server, 130 interrupted.
 
 from __future__ import annotations
 
-import signal
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -18,21 +17,19 @@ from sglang_dflash_rocm.evaluation import bench_client, bench_records, bench_ser
 from sglang_dflash_rocm.evaluation import bench_settings as settings
 from sglang_dflash_rocm.evaluation.bench_client import Cell, CellFailed
 from sglang_dflash_rocm.evaluation.bench_records import SWEEPS, SweepPoint, SweepRecord
-from sglang_dflash_rocm.evaluation.bench_server import ServerRefused
-from sglang_dflash_rocm.evaluation.bench_settings import Reader, Run, WrongSettings
+from sglang_dflash_rocm.evaluation.bench_settings import Run
 from sglang_dflash_rocm.evaluation.matrix import (
-    INTERRUPTED,
     PASSED,
     SOME_FAILED,
-    WRONG,
     Bench,
-    as_interrupt,
     describe,
+    exit_codes,
     output_file,
     prepare,
     screen,
 )
 from sglang_dflash_rocm.evaluation.sweep import Found, Search, find_rate, requests_for
+from sglang_dflash_rocm.evaluation.variables import Reader, plain_table
 
 
 @dataclass(frozen=True)
@@ -138,11 +135,10 @@ def main(
 ) -> None:
     """The highest request rate that keeps TARGET_TTFT_MS; settings are environment variables (--variables)."""
     if variables:
-        print(settings.plain_table(settings.SWEEP))
+        print(plain_table(settings.SWEEP))
         return
-    signal.signal(signal.SIGTERM, as_interrupt)
-    reader = Reader()
-    try:
+    with exit_codes("interrupted; the same command goes on from what was measured"):
+        reader = Reader()
         sweep, search = read(reader)
         reader.finish()
         if sweep.run.dry_run:
@@ -151,16 +147,11 @@ def main(
             screen.print("the first measurement; the rates of the others follow from its result")
             return
         bench = prepare("sweep", sweep.run)
-        row = write_down(bench, sweep, search, sweep.measure(bench, search))
-    except (WrongSettings, ServerRefused, records.RecordError) as error:
-        screen.print(str(error))
-        raise typer.Exit(WRONG) from None
-    except CellFailed as error:
-        screen.print(f"{error}; records: {sweep.run.out}")
-        raise typer.Exit(SOME_FAILED) from None
-    except KeyboardInterrupt:
-        screen.print("interrupted; the same command goes on from what was measured")
-        raise typer.Exit(INTERRUPTED) from None
+        try:
+            row = write_down(bench, sweep, search, sweep.measure(bench, search))
+        except CellFailed as error:
+            screen.print(f"{error}; records: {sweep.run.out}")
+            raise typer.Exit(SOME_FAILED) from None
     report(row, sweep.duration_s)
     raise typer.Exit(SOME_FAILED if row.rate is None else PASSED)
 

@@ -6,6 +6,7 @@ On an MI300X the kernels run there; elsewhere gfx942sim runs their machine code.
 import contextlib
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -57,32 +58,33 @@ def test_prefix_and_chunk(options, layer_id):
     stage.compare(out, *stage.expected(layer, q, requests, rows), "extend")
 
 
-@pytest.mark.parametrize("distance, seen", [(127, True), (128, False), (129, False)])
-def test_the_edge_of_the_window(distance, seen):
-    """A key of huge score at a distance from the query: transformers' MiMo-V2-Flash masks with kv > q - window."""
-    from transformers.masking_utils import sliding_window_overlay
-
-    assert sliding_window_overlay(128)(0, 0, 300, 300 - distance) is seen
+def takes_over(distance):
+    """Whether a key of huge score at this distance from the query is all that the query sees, or does not exist."""
     stage = Stage()
     stage.sinks = [None, None]
-    layer = stage.layers[SLIDING]
     stage.prefill(2, 300)
     key = stage.to_swa[stage.slots[2, 300 - distance]]
     keys, values = stage.buffers(SLIDING)
     keys[stage.to_swa[stage.slots[2, :300]]] *= 0.01
     keys[key], values[key] = 50.0, 7.0
-    out, *_ = extend(stage, layer, [2], [300], [1], q=torch.ones(1, 16, 192).bfloat16().to(keys.device))
-    assert bool((out - 7.0).abs().max() < 0.1) is seen
+    ones = torch.ones(1, 16, 192).bfloat16().to(keys.device)
+    out, *_ = extend(stage, stage.layers[SLIDING], [2], [300], [1], q=ones)
+    return bool((out - 7.0).abs().max() < 0.1)
 
 
-def test_the_edge_without_us():
-    """The fault that the edge test is there for: with the layer's own number SGLang's extend sees 129 keys."""
-    stage = Stage()
-    stage.backend.extend = extend_backend = StageExtend(stage.runner())
-    layer = stage.layers[SLIDING]
-    assert extend_backend.with_window_left(layer).sliding_window_size == 127
-    assert layer.sliding_window_size == 128
-    assert extend_backend.with_window_left(stage.layers[FULL]) is stage.layers[FULL]
+@pytest.mark.parametrize("distance, seen", [(127, True), (128, False), (129, False)])
+def test_the_edge_of_the_window(distance, seen):
+    """transformers' MiMo-V2-Flash masks with kv > q - window."""
+    from transformers.masking_utils import sliding_window_overlay
+
+    assert sliding_window_overlay(128)(0, 0, 300, 300 - distance) is seen
+    assert takes_over(distance) is seen
+
+
+def test_fault_the_layers_own_number_is_handed_on():
+    """SGLang's extend sees 129 keys by it: the reason for `with_window_left`."""
+    with mock.patch.object(StageExtend, "with_window_left", lambda self, layer: layer):
+        assert takes_over(128)
 
 
 if __name__ == "__main__":

@@ -6,12 +6,12 @@ import logging
 from typing import Any
 
 from sglang_dflash_rocm import gate
+from sglang_dflash_rocm.checkpoint import TARGETS
 from sglang_dflash_rocm.kernels.paged_attention.toolchain import UnsupportedFlyDSL, check_flydsl
 from sglang_dflash_rocm.srt.layers.attention import flydsl_registry
 
 logger = logging.getLogger(__name__)
 
-MIMO_V2 = frozenset({"MiMoV2ForCausalLM", "MiMoV2FlashForCausalLM"})
 PAGE_SIZE = 64
 
 
@@ -30,7 +30,11 @@ def choose_backend(server_args: Any) -> None:
     chosen = {view.attention_backend, view.prefill_attention_backend, view.decode_attention_backend} - {None}
     on_gfx942 = view.device == "cuda" and gate.gfx942_present()
     fault = _flydsl_fault() if on_gfx942 else None
-    if not chosen and on_gfx942 and MIMO_V2.intersection(model_config_of(server_args).hf_config.architectures or ()):
+    if (
+        not chosen
+        and on_gfx942
+        and set(TARGETS).intersection(model_config_of(server_args).hf_config.architectures or ())
+    ):
         backend = flydsl_registry.NAME if fault is None else "triton"
         chosen = {backend}
         declare_resolution(server_args, "sglang_dflash_rocm", attention_backend=backend)

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from sglang_dflash_rocm.checkpoint import TARGETS
+
 #: Architectures whose layers carry the config's window itself, not ``window_left``.
-UNDIMINISHED_WINDOW = frozenset({"MiMoV2ForCausalLM", "MiMoV2FlashForCausalLM", "MiMoV2MTP"})
+UNDIMINISHED_WINDOW = frozenset({*TARGETS, "MiMoV2MTP"})
 
 
 def window_keys(sliding_window_size: int | None, architectures: Iterable[str]) -> int | None:

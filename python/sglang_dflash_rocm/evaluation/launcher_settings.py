@@ -4,10 +4,11 @@ made from this table."""
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from sglang_dflash_rocm.environ import Variable, at_least, one_of
+from sglang_dflash_rocm.evaluation.variables import default_text, number, port, switch
 
 NATIVE_MXFP4, MXFP4_TO_FP8 = "native-mxfp4", "mxfp4-to-fp8"
 
@@ -15,27 +16,8 @@ NATIVE_MXFP4, MXFP4_TO_FP8 = "native-mxfp4", "mxfp4-to-fp8"
 BLOCK_SIZE = 8
 
 
-def _number(allowed: Callable[[float], bool]) -> Callable[[str], float]:
-    def parse(text: str) -> float:
-        if not allowed(float(text)):
-            raise ValueError(text)
-        return float(text)
-
-    return parse
-
-
-def _port(text: str) -> int:
-    if not 1 <= int(text) <= 65535:
-        raise ValueError(text)
-    return int(text)
-
-
 def _page_size(text: str) -> int:
     return int(one_of("16", "32", "64", "128")(text))
-
-
-def _switch(name: str, default: int, doc: str) -> Variable[int]:
-    return Variable(name, default, lambda text: int(one_of("0", "1")(text)), "0 or 1", doc)
 
 
 MODEL_PATH = Variable(
@@ -55,7 +37,7 @@ DRAFT_MODEL_PATH = Variable(
 HOST = Variable(
     "HOST", "127.0.0.1", str, "an address of this machine", "address to listen on; `0.0.0.0` serves other machines too"
 )
-PORT = Variable("PORT", 30000, _port, "a port, 1 to 65535", "port of the HTTP server")
+PORT = Variable("PORT", 30000, port, "a port, 1 to 65535", "port of the HTTP server")
 CHUNKED_PREFILL_SIZE = Variable(
     "CHUNKED_PREFILL_SIZE",
     32768,
@@ -66,14 +48,14 @@ CHUNKED_PREFILL_SIZE = Variable(
 MEM_FRACTION_STATIC = Variable(
     "MEM_FRACTION_STATIC",
     0.75,
-    _number(lambda share: 0 < share < 1),
+    number(lambda share: 0 < share < 1),
     "a number above 0 and below 1",
     "share of a GPU's memory for weights and KV pools",
 )
 SWA_FULL_TOKENS_RATIO = Variable(
     "SWA_FULL_TOKENS_RATIO",
     0.03,
-    _number(lambda ratio: 0 < ratio <= 1),
+    number(lambda ratio: 0 < ratio <= 1),
     "a number above 0, at most 1",
     "tokens of the sliding-window pool per token of the full pool",
 )
@@ -84,11 +66,11 @@ MAX_RUNNING_REQUESTS = Variable(
     "a whole number, at least one per DP rank, so 2",
     "requests that run at once, over both DP ranks together",
 )
-DISABLE_RADIX_CACHE = _switch("DISABLE_RADIX_CACHE", 1, "1: no prefix cache, so that no answer hangs on an earlier one")
-ENABLE_TWO_BATCH_OVERLAP = _switch(
+DISABLE_RADIX_CACHE = switch("DISABLE_RADIX_CACHE", 1, "1: no prefix cache, so that no answer hangs on an earlier one")
+ENABLE_TWO_BATCH_OVERLAP = switch(
     "ENABLE_TWO_BATCH_OVERLAP", 0, "two-batch overlap; 1 is refused, SGLang 0.5.23 cannot split a DFLASH verify"
 )
-SGLANG_FLYPA_MIMO_PREFILL = _switch(
+SGLANG_FLYPA_MIMO_PREFILL = switch(
     "SGLANG_FLYPA_MIMO_PREFILL", 0, "FlyPA prefill kernel; 1 is refused, this package does not ship one yet"
 )
 SGLANG_AITER_PA_DECODE_IMPL = Variable(
@@ -108,7 +90,7 @@ ATTENTION_BACKEND = Variable(
 PAGE_SIZE = Variable(
     "PAGE_SIZE", 64, _page_size, "16, 32, 64 or 128", "tokens per KV page; what the flydsl kernels have"
 )
-MM_ENABLE_DP_ENCODER = _switch(
+MM_ENABLE_DP_ENCODER = switch(
     "MM_ENABLE_DP_ENCODER",
     0,
     "1: images, with a vision tower on every rank; 0: text only. Images while it is 0 are not served",
@@ -124,7 +106,7 @@ WEIGHT_RECIPE = Variable(
 SGLANG_SIMULATE_ACC_LEN = Variable(
     "SGLANG_SIMULATE_ACC_LEN",
     5.56,
-    _number(lambda length: 1 <= length <= BLOCK_SIZE),
+    number(lambda length: 1 <= length <= BLOCK_SIZE),
     f"a number from 1 to the block, {BLOCK_SIZE}",
     "fake prefill only: mean accept length that is simulated, as its KV cache holds no prompt",
 )
@@ -135,7 +117,7 @@ EXTRA_ARGS = Variable(
     "server flags, quoted as in a shell",
     "more flags of `sglang.launch_server`; they come last, so they win",
 )
-DRY_RUN = _switch("DRY_RUN", 0, "1: print the command and stop")
+DRY_RUN = switch("DRY_RUN", 0, "1: print the command and stop")
 
 VARIABLES: tuple[Variable, ...] = (
     MODEL_PATH,
@@ -171,11 +153,6 @@ def wrong_values(env: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def default_text(variable: Variable) -> str:
-    """The default as one writes it in a shell; empty where there is none."""
-    return "" if variable.default in (None, ()) else str(variable.default)
-
-
 def markdown_table() -> str:
     """All variables, one row each."""
     rows = ["| variable | default | allowed | what |", "|---|---|---|---|"]
@@ -183,14 +160,6 @@ def markdown_table() -> str:
         default = f"`{text}`" if (text := default_text(variable)) else "none"
         rows.append(f"| `{variable.name}` | {default} | {variable.allowed} | {variable.doc} |")
     return "\n".join(rows)
-
-
-def plain_table() -> str:
-    """All variables for a terminal, one paragraph each."""
-    return "\n\n".join(
-        f"{variable.name}={default_text(variable)}\n  {variable.doc}\n  allowed: {variable.allowed}"
-        for variable in VARIABLES
-    ).replace("`", "")
 
 
 if __name__ == "__main__":
