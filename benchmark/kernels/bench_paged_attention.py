@@ -40,7 +40,7 @@ def rows(contract: PagedAttentionContract, count: int) -> PagedAttentionContract
     return dataclasses.replace(contract, q_rows=count)
 
 
-# Pages of a pool of 6 GiB, for rows that say so: our kernels have one code for every size, the peer's offsets too.
+# Pages of a pool of 6 GiB, for rows that say so. Ours is the same code for every size; the peer loses 32-bit offsets.
 LARGE_POOL = 160_000
 LARGE = ", pool of 6 GiB"
 CASES = {

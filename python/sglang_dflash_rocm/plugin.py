@@ -64,7 +64,9 @@ def register() -> None:
     install([hook for hook in HOOKS if hook.group in groups and hook.kind != "reads"])
     if gate.gfx942_present() and os.environ.get("SGLANG_PLATFORM") != gate.PLATFORM_NAME:
         # In every process, because the launcher may choose it for a model that names no backend.
-        _load("sglang_dflash_rocm.srt.layers.attention.flydsl_registry:register")()
+        from sglang_dflash_rocm.srt.layers.attention import flydsl_registry
+
+        flydsl_registry.register()
 
 
 def install(hooks: Sequence[Hook]) -> None:

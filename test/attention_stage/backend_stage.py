@@ -30,6 +30,8 @@ class Stage:
     layout, dtype, page_size: of the KV cache. scales: k_scale and v_scale of the layers (fp8 only).
     """
 
+    architecture = "MiMoV2ForCausalLM"
+
     layout: str = "nhd"
     dtype: torch.dtype = torch.bfloat16
     page_size: int = 64
@@ -66,8 +68,6 @@ class Stage:
         # As MiMo's sliding layers have them.
         self.sinks = [None, torch.randn(16).bfloat16()]
         self.backend = self._backend()
-
-    architecture = "MiMoV2ForCausalLM"
 
     def _layers(self) -> list:
         from sglang.srt.layers.radix_attention import RadixAttention
