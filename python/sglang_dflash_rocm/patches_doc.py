@@ -9,7 +9,7 @@ from sglang_dflash_rocm.environ import VARIABLES
 from sglang_dflash_rocm.hook_table import HOOKS
 
 _GROUPS = {
-    "core": "In every process that loads the plugin. They look; only `choose_backend` acts: MiMo-V2 on gfx942, pages of flydsl.",
+    "core": "In every process that loads the plugin. They look; only `choose_backend` acts (gfx942, flydsl).",
     "budget": "A report: DFLASH on gfx942, on the CPU platform, or anywhere with `SGLANG_DFLASH_BUDGET_TABLE=1`.",
     "cpu": "Only under `SGLANG_PLATFORM=dflash_cpu`.",
     "cpu_graph": "Only under `SGLANG_PLATFORM=dflash_cpu` with `SGLANG_DFLASH_CPU_GRAPH=1`.",
