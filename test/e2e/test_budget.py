@@ -52,6 +52,7 @@ def test_one_table_per_attention_group_agrees_with_the_real_tensors(models, star
         assert sizes[2 * dp_rank + 1] == measured, "ranks of one group differ"
 
 
+@pytest.mark.slow
 def test_a_server_that_is_too_small_says_which_part_and_which_flag(models, tmp_path):
     """SGLang refuses an SWA pool below the window; its error stays and ours is added."""
     config = with_models(TOO_SMALL, models)

@@ -35,7 +35,11 @@ def test_the_demo_compares_every_token_and_counts_per_rank(tmp_path):
 
 @pytest.mark.parametrize(
     "number",
-    [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM, signal.SIGKILL],
+    [
+        pytest.param(signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, marks=pytest.mark.slow),
+        signal.SIGKILL,
+    ],
     ids=["SIGINT", "SIGTERM", "SIGKILL"],
 )
 def test_no_process_is_left_when_the_demo_is_stopped(tmp_path, number):

@@ -56,7 +56,7 @@ def test_an_idle_rank_that_skips_verify_is_a_hang_and_the_watchdog_ends_it(fault
     assert not server.leftovers()
 
 
-@pytest.mark.parametrize("fault", ["hook_dropped", "hook_overwritten"])
+@pytest.mark.parametrize("fault", ["hook_dropped", pytest.param("hook_overwritten", marks=pytest.mark.slow)])
 def test_a_hook_that_was_not_applied_stops_the_start(faulty, tmp_path, fault):
     server = Server(faulty(fault), tmp_path / "server.log")
     start = time.monotonic()

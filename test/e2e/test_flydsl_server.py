@@ -47,6 +47,7 @@ def test_dflash_under_dp_attention(models, load, start_server, flags, env):
         assert layouts == {(True, env.items() >= VECTORIZED.items()), (False, False)}, "a draft's pool keeps its rows"
 
 
+@pytest.mark.slow  # without a server: test_flydsl_backend_modes.py, test_layers_are_refused_at_construction
 def test_shapes_without_a_kernel_stop_the_start_by_name(models, start_server):
     """The other tiny models have head sizes that no kernel serves."""
     config = with_models(ServerConfig("base", DRAFT, tp=1, dp=1, extra=(*FLYDSL, "--page-size", "16")), models)

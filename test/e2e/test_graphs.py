@@ -49,8 +49,8 @@ def drive_mixed_load(server: Server, load, dp: int) -> None:
 
 
 SHAPES = [
-    pytest.param(4, 2, id="tp4-dp2"),
-    pytest.param(2, 2, id="groups-of-one", marks=pytest.mark.slow),
+    pytest.param(4, 2, id="tp4-dp2", marks=pytest.mark.slow),
+    pytest.param(2, 2, id="groups-of-one"),
     pytest.param(4, 4, id="tp4-dp4", marks=pytest.mark.slow),
 ]
 
