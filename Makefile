@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: venv demo test test-all test-soak test-flydsl bench-kernels bench-sim lint format docs clean
+.PHONY: venv demo test test-all test-soak test-flydsl test-mi300x bench-kernels bench-sim lint format docs clean
 
 venv: $(STAMP)
 
@@ -38,6 +38,12 @@ test-flydsl: $(STAMP)
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target build/flydsl-$(FLYDSL) flydsl==$(FLYDSL)
 	PYTHONPATH=build/flydsl-$(FLYDSL) $(BIN)/python -m pytest -m "not slow" -k "not fault" test/registered/attention/test_mimo_flydsl_* \
 		test/registered/attention/test_mimo_flypa_nan_tail.py test/registered/attention/test_aiter_mimo_vectorized_5d.py
+
+# The registered tests on the hardware, in the Python of SGLang's ROCm image, which keeps its torch, triton and SGLang.
+test-mi300x:
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check -e ".[test]"
+	$(PYTHON) -c "import sglang_dflash_rocm.gate as g; g.gfx942_present() or exit('no gfx942 GPU (MI300X) here; without one: make test')"
+	$(PYTHON) -m pytest -m "not slow" test/registered
 
 # Modelled on gfx942 code objects; see docs/kernels.md.
 bench-kernels: $(STAMP)
