@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: venv demo test test-all test-soak test-flydsl test-mi300x bench-kernels bench-sim lint format docs clean
+.PHONY: venv demo test test-all test-quick test-servers test-soak test-flydsl test-mi300x bench-kernels bench-sim lint format docs clean
 
 venv: $(STAMP)
 
@@ -22,11 +22,17 @@ $(STAMP): requirements/cpu.lock requirements/eval.lock pyproject.toml
 demo: $(STAMP)
 	$(BIN)/dflash-rocm demo
 
-test: $(STAMP)
-	$(BIN)/python -m pytest -m "not slow and not soak"
+SELECTED ?= not slow and not soak
+test-all: SELECTED = not soak
+test test-all: test-quick test-servers
+.NOTPARALLEL:
 
-test-all: $(STAMP)
-	$(BIN)/python -m pytest -m "not soak"
+# A server is a dozen processes and has the machine for itself; the rest shares it.
+test-quick: $(STAMP)
+	$(BIN)/python -m pytest -m "not server and $(SELECTED)" -n logical --maxprocesses 8 --dist loadfile
+
+test-servers: $(STAMP)
+	$(BIN)/python -m pytest -m "server and $(SELECTED)"
 
 test-soak: $(STAMP)
 	$(BIN)/python -m pytest -m soak -s

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -12,6 +14,11 @@ import requests
 from sglang_dflash_rocm.testing.client import Answer, generate_many
 from sglang_dflash_rocm.testing.draft_reference import DraftRun
 from sglang_dflash_rocm.testing.server import Server
+
+#: With SGLANG_LOG_DECODE_GRAPH_KEY: DP rank, worker, bucket, mode, requests.
+REPLAY = re.compile(
+    r"(?: DP(\d) TP\d)?\] Decode graph replay: worker=(\w+) key_size=(\d+) \(bs\) mode=(\w+) raw_bs=(\d+)"
+)
 
 
 @dataclass(frozen=True)
@@ -106,3 +113,8 @@ def _over_ranks(server: Server, key: str) -> int:
     loads = requests.get(f"{server.url}/v1/loads", timeout=30).json()["loads"]
     assert len(loads) == server.config.dp
     return sum(rank[key] for rank in loads)
+
+
+def replays(server: Server) -> Counter:
+    """(worker, mode) of all graph replays in the server's log."""
+    return Counter((worker, mode) for _dp, worker, _key, mode, _raw in REPLAY.findall(server.log_text()))

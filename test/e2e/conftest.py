@@ -17,6 +17,12 @@ READY_S = 240
 HERE = Path(__file__).parent
 
 
+def pytest_collection_modifyitems(items) -> None:
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.server)
+
+
 @pytest.fixture(scope="session")
 def models(tmp_path_factory) -> dict[str, TinyModels]:
     """The tiny checkpoints by variant."""

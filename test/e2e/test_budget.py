@@ -34,6 +34,7 @@ def _tables(log: str) -> dict[int, dict[str, tuple[int | None, int | None]]]:
     return tables
 
 
+@pytest.mark.slow
 def test_one_table_per_attention_group_agrees_with_the_real_tensors(models, start_server, tmp_path):
     config = with_plugin(with_models(CONFIG, models), tmp_path, "budget_probe:install", DFLASH_PROBE=str(tmp_path))
     with start_server("budget", config) as server:

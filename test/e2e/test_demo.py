@@ -33,15 +33,8 @@ def test_the_demo_compares_every_token_and_counts_per_rank(tmp_path):
     assert _servers(tmp_path) == []
 
 
-@pytest.mark.parametrize(
-    "number",
-    [
-        pytest.param(signal.SIGINT, marks=pytest.mark.slow),
-        pytest.param(signal.SIGTERM, marks=pytest.mark.slow),
-        signal.SIGKILL,
-    ],
-    ids=["SIGINT", "SIGTERM", "SIGKILL"],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
 def test_no_process_is_left_when_the_demo_is_stopped(tmp_path, number):
     shared = set(os.listdir("/dev/shm"))
     command = _demo("--workdir", str(tmp_path))

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import pytest
 
-from checks import check_accepted, check_all_answer, check_log, check_tokens
+import recorder
+from checks import check_accepted, check_all_answer, check_log, check_tokens, replays
 from conftest import DRAFT, with_models
 from sglang_dflash_rocm.testing.client import generate_many
 from sglang_dflash_rocm.testing.draft_reference import DraftReference
@@ -19,6 +20,7 @@ AITER = ("--attention-backend", "aiter", "--speculative-draft-attention-backend"
 TAKEOVER = {"SGLANG_AITER_PA_DECODE_IMPL": "flydsl"}
 VECTORIZED = {"SGLANG_AITER_KV_CACHE_LAYOUT": "vectorized_5d"}
 GRAPHS = {"SGLANG_DFLASH_CPU_GRAPH": "1", "SGLANG_DFLASH_DRAFT_GRAPH": "on", "SGLANG_DFLASH_IDLE_VERIFY_GRAPH": "1"}
+GRAPHS["SGLANG_LOG_DECODE_GRAPH_KEY"] = "1"
 
 
 @pytest.mark.parametrize(
@@ -31,13 +33,15 @@ GRAPHS = {"SGLANG_DFLASH_CPU_GRAPH": "1", "SGLANG_DFLASH_DRAFT_GRAPH": "on", "SG
         pytest.param(FLYDSL, VECTORIZED, id="5d", marks=pytest.mark.slow),
     ],
 )
-def test_dflash_under_dp_attention(models, load, start_server, flags, env):
+def test_dflash_under_dp_attention(models, load, start_server, record, flags, env):
     pair = models["wide"]
     runs = [DraftReference.from_checkpoint(pair.target, pair.draft).run(prompt, 24) for prompt in load.prompts]
     config = with_models(ServerConfig("wide", DRAFT, tp=2, dp=2, extra=flags, env=env), models)
-    with start_server("flydsl-tp2-dp2", config) as server:
-        for _ in range(2):  # the second time on prefix hits
-            answers = check_all_answer(server, lambda: generate_many(server.url, load.prompts, 24), 120)
+    with start_server("flydsl-tp2-dp2", record(config)) as server:
+        for rank in (None, None, 0):  # anywhere, again on prefix hits, and with the other rank idle
+            answers = check_all_answer(
+                server, lambda rank=rank: generate_many(server.url, load.prompts, 24, dp_rank=rank), 120
+            )
             check_tokens(answers, [run.tokens for run in runs])
             check_accepted(answers, runs)
         check_log(server)
@@ -45,6 +49,10 @@ def test_dflash_under_dp_attention(models, load, start_server, flags, env):
         assert sum("MiMoV2" in line for line in used) == 2 and len(used) == 4, "target and draft, on each rank"
         layouts = {("MiMoV2" in line, "vectorized_5d" in line) for line in used}
         assert layouts == {(True, env.items() >= VECTORIZED.items()), (False, False)}, "a draft's pool keeps its rows"
+        seen = replays(server)
+    if env.items() >= GRAPHS.items():
+        assert seen["draft", "TARGET_VERIFY"] and seen["target", "TARGET_VERIFY"] and seen["target", "IDLE"]
+    assert (0, 1) in recorder.check_collectives(record.folder)
 
 
 @pytest.mark.slow  # without a server: test_flydsl_backend_modes.py, test_layers_are_refused_at_construction

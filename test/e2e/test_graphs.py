@@ -6,32 +6,22 @@ What a replay costs on a GPU is not measured here; which rank replays what, and 
 from __future__ import annotations
 
 import dataclasses
-import re
 import threading
-from collections import Counter
 
 import pytest
 
 import recorder
-from checks import check_accepted, check_all_answer, check_log, check_tokens
+from checks import REPLAY, check_accepted, check_all_answer, check_log, check_tokens, replays
 from conftest import DRAFT, with_models, with_plugin
 from sglang_dflash_rocm.hook_table import HOOKS
 from sglang_dflash_rocm.testing.server import Server, ServerConfig, ServerError
 
 BUCKETS = ("--cuda-graph-bs-decode", "1", "2", "4", "8")
-REPLAY = re.compile(
-    r"(?: DP(\d) TP\d)?\] Decode graph replay: worker=(\w+) key_size=(\d+) \(bs\) mode=(\w+) raw_bs=(\d+)"
-)
 
 
 def graph_config(models, tp: int, dp: int, **env: str) -> ServerConfig:
     base = with_models(ServerConfig("base", DRAFT, tp=tp, dp=dp, extra=BUCKETS), models)
     return dataclasses.replace(base, env={"SGLANG_DFLASH_CPU_GRAPH": "1", "SGLANG_LOG_DECODE_GRAPH_KEY": "1", **env})
-
-
-def replays(server: Server) -> Counter:
-    """(worker, mode) of all replays in the server's log."""
-    return Counter((worker, mode) for _dp, worker, _key, mode, _raw in REPLAY.findall(server.log_text()))
 
 
 def drive_mixed_load(server: Server, load, dp: int) -> None:
@@ -49,12 +39,13 @@ def drive_mixed_load(server: Server, load, dp: int) -> None:
 
 
 SHAPES = [
-    pytest.param(4, 2, id="tp4-dp2", marks=pytest.mark.slow),
+    pytest.param(4, 2, id="tp4-dp2"),
     pytest.param(2, 2, id="groups-of-one"),
-    pytest.param(4, 4, id="tp4-dp4", marks=pytest.mark.slow),
+    pytest.param(4, 4, id="tp4-dp4"),
 ]
 
 
+@pytest.mark.slow  # test_flydsl_server.py replays both graphs by default
 @pytest.mark.parametrize("tp,dp", SHAPES)
 def test_both_graphs_keep_tokens_counts_and_collectives(
     models, load, single_rank_answers, start_server, record, tp, dp
@@ -120,9 +111,8 @@ def test_off_keeps_the_draft_eager_where_sglang_would_capture(models, load, star
             assert bool(replays(server)["draft", "TARGET_VERIFY"]) == captured
 
 
-@pytest.mark.parametrize(
-    "variable", ["SGLANG_DFLASH_DRAFT_GRAPH", pytest.param("SGLANG_DFLASH_IDLE_VERIFY_GRAPH", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("variable", ["SGLANG_DFLASH_DRAFT_GRAPH", "SGLANG_DFLASH_IDLE_VERIFY_GRAPH"])
 def test_asked_for_and_not_captured_stops_the_start(models, tmp_path, variable):
     config = graph_config(models, 2, 2, **{variable: "on"})
     config = dataclasses.replace(config, extra=("--disable-cuda-graph",))

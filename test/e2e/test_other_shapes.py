@@ -24,7 +24,8 @@ def test_dp_attention_without_speculation(models, load, start_server):
         check_log(server)
 
 
-@pytest.mark.parametrize("block", [8, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("block", [8, 4])
 def test_draft_window_under_dp(models, load, start_server, block):
     """C18: the draft keeps a compact window of its own; prefix hits and ragged batches must not confuse its table."""
     pair = models["base"]

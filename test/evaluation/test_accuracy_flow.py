@@ -103,6 +103,7 @@ def server(tmp_path_factory):
         yield running
 
 
+@pytest.mark.server
 @pytest.mark.timeout(600)
 def test_the_whole_flow_on_a_real_server(server, dataset, tmp_path):
     tool = Tool(server.url, dataset, tmp_path / "run")
@@ -133,6 +134,7 @@ def test_the_whole_flow_on_a_real_server(server, dataset, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.server
 @pytest.mark.timeout(600)
 def test_the_seeds_thresholds_fail_a_random_model(server, dataset, tmp_path):
     tool = Tool(server.url, dataset, tmp_path / "run", MIN_ACCURACY="0.97", MIN_ACCEPT_LENGTH="4.0")
@@ -144,6 +146,7 @@ def test_the_seeds_thresholds_fail_a_random_model(server, dataset, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.server
 @pytest.mark.timeout(600)
 def test_accept_lengths_agree_with_the_servers_own(server, dataset, tmp_path):
     """Its totals move every 40 decode steps, so they leave out the end of a run."""
@@ -154,6 +157,7 @@ def test_accept_lengths_agree_with_the_servers_own(server, dataset, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.server
 @pytest.mark.timeout(600)
 def test_interrupted_and_resumed_on_a_real_server(server, dataset, tmp_path):
     whole = Tool(server.url, dataset, tmp_path / "whole")
@@ -174,6 +178,7 @@ def test_interrupted_and_resumed_on_a_real_server(server, dataset, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.server
 @pytest.mark.timeout(600)
 def test_a_real_server_that_dies_in_the_middle(server, dataset, tmp_path):
     """The last test on this server."""

@@ -77,7 +77,6 @@ def test_a_dry_run_prints_every_command_and_touches_nothing(name, tmp_path):
 
 def test_the_real_client_takes_every_command(tmp_path):
     """Each flag by SGLang's own parser, and its meaning: the values come back."""
-    pytest.importorskip("datasets", reason="sglang.benchmark.serving imports it; requirements/plots.lock has it")
     data = tmp_path / "own.jsonl"
     data.write_text("{}\n")
     commands = []

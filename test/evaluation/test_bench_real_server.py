@@ -24,7 +24,7 @@ from sglang_dflash_rocm.testing.server import Server, ServerConfig
 from sglang_dflash_rocm.testing.tiny_models import TinyModels, build_tiny_models, tiny_prompts
 
 #: A server and each client import SGLang anew, which takes longer than the tests do.
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.server]
 SCRIPTS = Path(__file__).parents[2] / "evaluation"
 #: A decode line every fourth step, finished requests with their histograms, times in ms.
 TALKATIVE = ("--decode-log-interval", "4", "--log-requests", "--log-requests-level", "0")

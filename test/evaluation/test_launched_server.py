@@ -56,6 +56,7 @@ def launched(launcher, models: TinyModels, log: Path, **variables: str) -> Launc
 
 
 @pytest.mark.slow
+@pytest.mark.server
 def test_the_accuracy_server_answers_right_and_ends_on_sigterm(models, tmp_path):
     reference = DraftReference.from_checkpoint(models.target, models.draft)
     with launched(ACCURACY, models, tmp_path / "server.log") as server:
@@ -72,6 +73,7 @@ def test_the_accuracy_server_answers_right_and_ends_on_sigterm(models, tmp_path)
 
 
 @pytest.mark.slow
+@pytest.mark.server
 def test_the_decode_server_takes_requests_without_prefill_and_simulates_acceptance(models, tmp_path):
     with launched(DECODE, models, tmp_path / "server.log", SGLANG_SIMULATE_ACC_LEN="3") as server:
         server.wait_ready(READY_S)

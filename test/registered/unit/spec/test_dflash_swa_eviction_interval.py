@@ -41,22 +41,27 @@ def models(tmp_path_factory):
     return build_tiny_models(tmp_path_factory.mktemp("swa"), "base")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def scheduler(models):
-    """``scheduler(interval, page, radix)``: one rank with the real scheduler; ``interval`` 0 is SGLang alone."""
-    opened = []
+    """``scheduler(interval, page, radix)``: one rank with the real scheduler; ``interval`` 0 is SGLang alone. The same
+    one for the same arguments, unless it is to be broken: ``own``."""
+    opened: list[tuple[tuple, Ranks]] = []
 
-    def start(interval: int, page: int, radix: bool) -> Ranks:
+    def start(interval: int, page: int, radix: bool, own: bool = False) -> Ranks:
+        asked = (interval, page, radix)
+        for made, ranks in opened:
+            if made == asked and not own:
+                return ranks
         extra = ("--page-size", str(page), *(() if radix else ("--disable-radix-cache",)))
         config = ServerConfig(models.target, models.draft, extra=extra)
         env = {"TORCH_COMPILE_DISABLE": "1", "OMP_NUM_THREADS": "1", VARIABLE: str(interval)}
         ranks = Ranks(1, {**config.environment(), **env}, timeout_s=240)
-        opened.append(ranks)
+        opened.append((() if own else asked, ranks))
         ranks.call(schedulers.open_scheduler, config, [free_port() for _ in range(3)])
         return ranks
 
     yield start
-    for ranks in opened:
+    for _, ranks in opened:
         ranks.close()
 
 
@@ -121,12 +126,20 @@ def _run(_rank: int, seed: int, requests: int, new_tokens: int) -> dict:
     return seen
 
 
-def _cap(_rank: int, page: int, requests: int) -> int:
+def _slots_per_request(_rank: int, page: int, env: dict[str, str]) -> int:
+    """What one request more adds to the pool, with these variables set."""
+    import os
+
     from sglang.srt.model_executor import pool_configurator
 
-    return pool_configurator.compute_swa_request_cap(
-        page_size=page, window=WINDOW, attn_dp_size=1, max_running_requests=requests
-    )
+    with mock.patch.dict(os.environ, env):
+        cap = [
+            pool_configurator.compute_swa_request_cap(
+                page_size=page, window=WINDOW, attn_dp_size=1, max_running_requests=requests
+            )
+            for requests in (2, 3)
+        ]
+    return cap[1] - cap[0]
 
 
 CASES = [
@@ -140,7 +153,7 @@ CASES = [
 def test_slots_in_the_window_stay_and_no_page_leaks(scheduler, interval, page, radix):
     rank = scheduler(interval, page, radix)
     aligned = aligned_interval(interval, page, BLOCK)
-    per_request = rank.call(_cap, page, 3)[0] - rank.call(_cap, page, 2)[0]
+    (per_request,) = rank.call(_slots_per_request, page, {})
     steps = []
     for seed in range(3):
         (seen,) = rank.call(_run, seed, 4, 90)
@@ -153,23 +166,16 @@ def test_slots_in_the_window_stay_and_no_page_leaks(scheduler, interval, page, r
 
 def test_the_cap_reserves_the_interval_once(scheduler):
     """Trigger and cap count alike: an interval costs each request its tokens and one block, not tokens times block."""
-    per_request = {}
-    for interval in (64, 128):
-        rank = scheduler(interval, 16, False)
-        per_request[interval] = rank.call(_cap, 16, 3)[0] - rank.call(_cap, 16, 2)[0]
-        rank.close()
-    assert per_request[128] - per_request[64] == 64
+    rank = scheduler(20, 16, False)
+    less, more = (rank.call(_slots_per_request, 16, {VARIABLE: tokens})[0] for tokens in ("64", "128"))
+    assert more - less == 64
 
 
-def test_without_the_hooks_sglang_reserves_the_interval_times_the_block(scheduler, monkeypatch):
+def test_without_the_hooks_sglang_reserves_the_interval_times_the_block(scheduler):
     """What this mends; and off means off."""
-    per_request = {}
-    for interval in (64, 128):
-        monkeypatch.setenv("SGLANG_SWA_EVICTION_INTERVAL", str(interval))
-        rank = scheduler(0, 16, False)
-        per_request[interval] = rank.call(_cap, 16, 3)[0] - rank.call(_cap, 16, 2)[0]
-        rank.close()
-    assert per_request[128] - per_request[64] == 64 * BLOCK
+    rank, name = scheduler(0, 16, False), "SGLANG_SWA_EVICTION_INTERVAL"
+    less, more = (rank.call(_slots_per_request, 16, {name: tokens})[0] for tokens in ("64", "128"))
+    assert more - less == 64 * BLOCK
 
 
 def test_slots_freed_too_early_are_noticed(scheduler):
@@ -180,7 +186,7 @@ def test_slots_freed_too_early_are_noticed(scheduler):
 def test_slots_never_freed_are_noticed(scheduler):
     """SGLang's own check of its pools, which runs in every idle turn, is part of ours."""
     with pytest.raises(RankError, match="memory leak detected"):
-        scheduler(20, 16, False).call(_run_forgetting_a_page)
+        scheduler(20, 16, False, own=True).call(_run_forgetting_a_page)
 
 
 def _run_evicting_too_much(rank: int) -> dict:
