@@ -25,29 +25,19 @@ from sglang_dflash_rocm.testing.server import ServerConfig
 NO_OVERLAP = "--disable-overlap-schedule"
 #: SWA eviction by tokens, with and without overlap.
 EVICT_OFTEN = {"SGLANG_DFLASH_SWA_TOKEN_INTERVAL": "16"}
+CHUNKED = ("--page-size", "16", "--chunked-prefill-size", "64")
 CONFIGS = {
     "tp2-dp2": ServerConfig("base", DRAFT, tp=2, dp=2),
-    "tp2-dp2-page16-chunked": ServerConfig(
-        "base",
-        DRAFT,
-        tp=2,
-        dp=2,
-        extra=("--page-size", "16", "--chunked-prefill-size", "64", NO_OVERLAP),
-        env=EVICT_OFTEN,
-    ),
+    "tp2-dp2-no-overlap": ServerConfig("base", DRAFT, tp=2, dp=2, extra=(*CHUNKED, NO_OVERLAP), env=EVICT_OFTEN),
     # The layout of the real checkpoint: fused QKV, interleaved for the attention TP size, which is why DP is needed.
-    "tp4-dp2-fused": ServerConfig("fused", DRAFT, tp=4, dp=2, env=EVICT_OFTEN),
+    "tp4-dp2-fused": ServerConfig("fused", DRAFT, tp=4, dp=2, extra=CHUNKED, env=EVICT_OFTEN),
     "tp4-dp4-no-overlap": ServerConfig("base", DRAFT, tp=4, dp=4, extra=(NO_OVERLAP,)),
 }
 
 
-# By default one with pages, chunks and eviction, and the layout of the real checkpoint.
-_SLOW = {"tp2-dp2", "tp4-dp4-no-overlap"}
-
-
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(name, marks=[pytest.mark.slow] if name in _SLOW else []) for name in CONFIGS],
+    params=[pytest.param(name, marks=[] if name == "tp4-dp2-fused" else [pytest.mark.slow]) for name in CONFIGS],
 )
 def server(request, models, start_server):
     with start_server(request.param, with_models(CONFIGS[request.param], models)) as running:

@@ -58,6 +58,7 @@ def test_check_says_what_the_given_server_flags_would_get():
     assert feature["state"] == "refused" and feature["by"] == "--attention-backend flydsl"
 
 
+@pytest.mark.slow
 def test_check_says_when_the_plugin_will_not_be_loaded():
     report = doctor.examine({"SGLANG_PLUGINS": "a,b"}, [], live=False)
     assert any("SGLANG_PLUGINS=a,b leaves out dflash_rocm" in note for note in report.notes)
@@ -69,6 +70,7 @@ def test_check_says_when_the_plugin_will_not_be_loaded():
     assert any("SGLANG_DFLASH_ROCM='perhaps'" in problem for problem in report.problems)
 
 
+@pytest.mark.slow
 def test_a_loader_that_fails_is_a_problem_not_a_pass():
     report = doctor.examine({"SGLANG_PLATFORM": "dflash_cpu", "PYTHONSTARTUP": "", "PYTHONPATH": "", "HOME": "/"}, [])
     assert report.ok, report.problems

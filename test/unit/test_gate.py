@@ -249,6 +249,7 @@ def test_not_asked_for_is_silent_even_when_it_would_be_broken(tmp_path):
     assert "sglang-dflash-rocm" not in run.stderr + run.stdout
 
 
+@pytest.mark.slow
 def test_the_memory_table_stops_a_start_only_where_it_was_asked_for(tmp_path):
     doctored_copy(tmp_path, "srt/mem_cache/kv_cache_configurator.py", r"(sizes = self\._derive_pool)", r"int(); \1")
     flags = ("--speculative-algorithm", "DFLASH")

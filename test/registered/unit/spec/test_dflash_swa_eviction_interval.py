@@ -143,7 +143,7 @@ def _slots_per_request(_rank: int, page: int, env: dict[str, str]) -> int:
 
 
 CASES = [
-    pytest.param(20, 1, False, id="page1-no-radix"),
+    pytest.param(20, 1, False, id="page1-no-radix", marks=pytest.mark.slow),
     pytest.param(20, 16, False, id="page16-no-radix"),
     pytest.param(20, 16, True, id="page16-radix"),
 ]
