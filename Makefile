@@ -27,7 +27,7 @@ test-all: SELECTED = not soak
 test test-all: test-quick test-servers
 .NOTPARALLEL:
 
-# A server is a dozen processes and has the machine for itself; the rest shares it.
+# A server, or a job of ranks, is several processes and has the machine for itself; the rest shares it.
 test-quick: $(STAMP)
 	$(BIN)/python -m pytest -m "not server and $(SELECTED)" -n logical --maxprocesses 8 --dist loadfile
 

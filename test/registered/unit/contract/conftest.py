@@ -67,6 +67,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     ordered = sorted((items[i] for i in places), key=lambda item: _layout_order(item.fixturenames))
     for place, item in zip(places, ordered, strict=True):
         items[place] = item
+        if _layout_order(item.fixturenames):
+            item.add_marker(pytest.mark.server)
 
 
 def _layout_order(fixtures: list[str]) -> int:

@@ -25,6 +25,7 @@ from sglang_dflash_rocm.testing.tiny_models import build_tiny_models
 register_cpu_ci(est_time=90, suite="base-a-test-cpu")
 register_amd_ci(est_time=90, suite="stage-a-test-1-gpu-small-amd")
 
+pytestmark = pytest.mark.server
 WINDOW, BLOCK = 8, 8
 VARIABLE = "SGLANG_DFLASH_SWA_TOKEN_INTERVAL"
 
