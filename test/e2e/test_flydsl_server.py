@@ -19,8 +19,12 @@ FLYDSL = ("--attention-backend", "flydsl", "--speculative-draft-attention-backen
 AITER = ("--attention-backend", "aiter", "--speculative-draft-attention-backend", "aiter")
 TAKEOVER = {"SGLANG_AITER_PA_DECODE_IMPL": "flydsl"}
 VECTORIZED = {"SGLANG_AITER_KV_CACHE_LAYOUT": "vectorized_5d"}
-GRAPHS = {"SGLANG_DFLASH_CPU_GRAPH": "1", "SGLANG_DFLASH_DRAFT_GRAPH": "on", "SGLANG_DFLASH_IDLE_VERIFY_GRAPH": "1"}
-GRAPHS["SGLANG_LOG_DECODE_GRAPH_KEY"] = "1"
+GRAPHS = {
+    "SGLANG_DFLASH_CPU_GRAPH": "1",
+    "SGLANG_DFLASH_DRAFT_GRAPH": "on",
+    "SGLANG_DFLASH_IDLE_VERIFY_GRAPH": "1",
+    "SGLANG_LOG_DECODE_GRAPH_KEY": "1",
+}
 
 
 @pytest.mark.parametrize(

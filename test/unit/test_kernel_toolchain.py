@@ -31,7 +31,7 @@ def test_the_installed_one_is_fine():
 
 def test_every_field_of_a_contract_is_in_its_identity():
     other = dict(q_heads=32, kv_heads=1, qk_dim=128, v_dim=64, page_size=16, q_rows=2, window=5, sinks=True)
-    other |= dict(causal=False, kv_dtype="fp8_fnuz", layout="vectorized_5d", split=True, sinks_dtype="bfloat16")
+    other |= dict(causal=False, kv_dtype="fp8_fnuz", layout="vectorized_5d", split=True, sinks_dtype="bf16")
     assert set(other) == {field.name for field in dataclasses.fields(CONTRACT)}
     names = {toolchain.identity(dataclasses.replace(CONTRACT, **{key: value})) for key, value in other.items()}
     assert len(names | {toolchain.identity(CONTRACT)}) == len(other) + 1
